@@ -1,0 +1,213 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`deploy.toml`: the hosts that can be deployed to, read into frozen dataclasses that hold no surprises."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddtree_overlay.errors import ConfigError
+
+
+CONFIG_NAME = "deploy.toml"
+TRANSPORTS = ("ssh", "local")
+_TABLES = ("defaults", "hosts", "groups")
+#: Host names become folder names and lock names, so they are kept plain.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """One host of `deploy.toml`, with `[defaults]` already merged in.
+
+    `root` is never read from the file: `--root PATH` sets it, to work on a package folder of this machine.
+    """
+
+    name: str
+    address: str
+    port: int | None = None
+    user: str | None = None
+    python: str = "python3"
+    transport: str = "ssh"
+    identity_file: str | None = None
+    known_hosts: str | None = None
+    host_key_fingerprint: str | None = None
+    ssh_config: str | None = None
+    timeout: float = 60.0
+    root: str | None = None
+
+
+#: Key of a host table -> the types TOML may give it.
+_HOST_KEYS: Mapping[str, tuple[type, ...]] = {
+    "address": (str,),
+    "port": (int,),
+    "user": (str,),
+    "python": (str,),
+    "transport": (str,),
+    "identity_file": (str,),
+    "known_hosts": (str,),
+    "host_key_fingerprint": (str,),
+    "ssh_config": (str,),
+    "timeout": (int, float),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Deploy:
+    """A whole `deploy.toml`; `path` is None when no file was found."""
+
+    path: Path | None = None
+    hosts: Mapping[str, Host] = field(default_factory=dict)
+    groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def host(self, name: str) -> Host:
+        """The host called `name`.
+
+        Raises:
+            ConfigError: No host has that name; close matches are suggested.
+        """
+        if name in self.hosts:
+            return self.hosts[name]
+        if self.path is None:
+            raise ConfigError(
+                f"unknown host {name!r}: no {CONFIG_NAME} was found",
+                next_step=f"write a {CONFIG_NAME} with a [hosts.{name}] table, or name one with --config FILE",
+            )
+        known = ", ".join(self.hosts) or "none"
+        raise ConfigError(
+            f"unknown host {name!r}{_suggestion(name, self.hosts)}",
+            why=f"{self.path} knows these hosts: {known}",
+            next_step=f"use one of them, or add a [hosts.{name}] table to {self.path}",
+        )
+
+
+def load_config(path: Path | None) -> Deploy:
+    """Read `path`; None means that there is no file, which is fine until a host is asked for.
+
+    Raises:
+        ConfigError: The file is missing, is not TOML, or holds an unknown key or a value of the wrong type.
+    """
+    if path is None:
+        return Deploy()
+    try:
+        text = path.read_bytes().decode()
+    except OSError as e:
+        raise ConfigError(f"cannot read {path}: {e.strerror}", next_step="name another file with --config FILE") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"{path} is not UTF-8 text", why=str(e), next_step=f"save {path} as UTF-8") from e
+    return parse_config(text, path)
+
+
+def parse_config(text: str, path: Path) -> Deploy:
+    """Read the text of a `deploy.toml`; `path` is only named in messages. Raises as `load_config`."""
+    raw = _parse_toml(text, path)
+    _check_keys(raw, _TABLES, path, "the top level")
+    defaults = _table(raw.get("defaults", {}), path, "[defaults]")
+    _check_values(defaults, path, "[defaults]")
+    hosts = {}
+    for name, table in _table(raw.get("hosts", {}), path, "[hosts]").items():
+        where = f"[hosts.{name}]"
+        _check_name(name, path, where)
+        _check_values(_table(table, path, where), path, where)
+        values = {"address": name, **defaults, **table}
+        if "timeout" in values:
+            values["timeout"] = float(values["timeout"])
+        hosts[name] = Host(name=name, **values)
+    return Deploy(path, hosts, _groups(raw.get("groups", {}), hosts, path))
+
+
+def _parse_toml(text: str, path: Path) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        # Before 3.14 the position is only in the message: "… (at line 3, column 7)".
+        at = re.search(r"\(at (?:line (\d+)|end of document)", str(e))
+        line = int(at[1]) if at and at[1] else max(1, len(text.splitlines()))
+        raise ConfigError(
+            f"{path}:{line}: broken TOML", why=str(e), next_step=f"correct line {line} of {path} and run the command again"
+        ) from e
+
+
+def _groups(raw: object, hosts: Mapping[str, Host], path: Path) -> dict[str, tuple[str, ...]]:
+    groups = {}
+    for name, members in _table(raw, path, "[groups]").items():
+        where = f"group {name!r} in [groups]"
+        if not isinstance(members, list) or not all(isinstance(m, str) for m in members):
+            raise ConfigError(f"{path}: {where} must be a list of host names", next_step=f'write {name} = ["…", "…"]')
+        for member in members:
+            if member not in hosts:
+                raise ConfigError(
+                    f"{path}: {where} names the unknown host {member!r}{_suggestion(member, hosts)}",
+                    next_step=f"add a [hosts.{member}] table or take {member!r} out of the group",
+                )
+        groups[name] = tuple(members)
+    return groups
+
+
+def _check_values(table: Mapping[str, Any], path: Path, where: str) -> None:
+    _check_keys(table, _HOST_KEYS, path, where)
+    for key, value in table.items():
+        kinds = _HOST_KEYS[key]
+        # bool is an int in Python, but `port = true` is a mistake in a configuration.
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            names = " or ".join(k.__name__ for k in kinds)
+            raise ConfigError(
+                f"{path}: {key!r} in {where} must be {names}, not {type(value).__name__}",
+                next_step=f"correct {key!r} in {path}",
+            )
+        problem = _problem(key, value)
+        if problem:
+            raise ConfigError(f"{path}: {key} = {value!r} in {where}: {problem}", next_step=f"correct {key!r} in {path}")
+
+
+def _problem(key: str, value: Any) -> str:
+    if isinstance(value, str) and not value.strip():
+        return "must not be empty"
+    if key == "transport" and value not in TRANSPORTS:
+        return f"must be one of {', '.join(TRANSPORTS)}{_suggestion(value, TRANSPORTS)}"
+    if key == "port" and not 0 < value < 65536:
+        return "must be between 1 and 65535"
+    if key == "timeout" and not value > 0:
+        return "must be a positive number of seconds"
+    if key == "host_key_fingerprint" and not value.startswith("SHA256:"):
+        return "must look like SHA256:… (as `ssh-keygen -lf` prints it)"
+    return ""
+
+
+def _check_keys(table: Mapping[str, Any], known: Iterable[str], path: Path, where: str) -> None:
+    known = tuple(known)
+    for key in table:
+        if key not in known:
+            raise ConfigError(
+                f"{path}: unknown key {key!r} in {where}{_suggestion(key, known)}",
+                why=f"known there: {', '.join(known)}",
+                next_step=f"correct or remove {key!r} in {path}",
+            )
+
+
+def _check_name(name: str, path: Path, where: str) -> None:
+    if not _NAME.match(name):
+        raise ConfigError(
+            f"{path}: {where}: a host name may hold letters, digits, '.', '_' and '-' only",
+            next_step="give the table a plain name and put the real one into `address`",
+        )
+
+
+def _table(value: object, path: Path, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path}: {where} must be a table", next_step=f"see the example {CONFIG_NAME}")
+    return value
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""

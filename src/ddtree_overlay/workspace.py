@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder with `deploy.toml`: where snapshots, bundles and review patches are kept between commands."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ddtree_overlay.config import CONFIG_NAME
+from ddtree_overlay.errors import ConflictError, OverlayError, UsageError
+from ddtree_overlay.manifest import Bundle, Manifest, sha256
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBundle:
+    """A bundle on disk."""
+
+    bundle: Bundle
+    folder: Path
+
+    def files(self) -> dict[str, bytes]:
+        """The patched files, each checked against its digest.
+
+        Raises:
+            ConflictError: A file is missing, truncated or changed since it was saved.
+        """
+        again = f"rm -r {self.folder} and run ddtree-overlay patch again"
+        return {c.path: _checked(self.folder / "files", c.path, c.sha256, "bundle", again) for c in self.bundle.changes}
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """Everything the commands keep, below `root`."""
+
+    root: Path
+
+    @classmethod
+    def find(cls, start: Path | None = None) -> Workspace:
+        """The nearest folder from `start` (default: the current one) upwards that holds `deploy.toml`, else `start`."""
+        here = (start or Path.cwd()).resolve()
+        if not here.is_dir():
+            raise UsageError(f"no such folder: {here}", next_step="create it or name another with --workdir")
+        holder = next((d for d in (here, *here.parents) if (d / CONFIG_NAME).is_file()), here)
+        return cls(holder)
+
+    @property
+    def config_path(self) -> Path | None:
+        """The workspace's `deploy.toml`, or None."""
+        path = self.root / CONFIG_NAME
+        return path if path.is_file() else None
+
+    @property
+    def cache(self) -> Path:
+        """Downloads that can be had again."""
+        return self.root / ".cache"
+
+    def patches(self, release: str) -> Path:
+        """The folder of the review patches of one SGLang release."""
+        return self.root / "patches" / f"sglang-{release}"
+
+    # Snapshots ------------------------------------------------------------------------------------------------
+
+    def snapshot_folder(self, name: str) -> Path:
+        """Where the snapshot `name` lives."""
+        return self.root / "snapshots" / name
+
+    def save_snapshot(self, manifest: Manifest, files: Mapping[str, bytes]) -> Path:
+        """Write a snapshot: files first, manifest last, so that a manifest never names a file that is not there yet."""
+        folder = self.snapshot_folder(manifest.name)
+        for path, data in files.items():
+            _write(_inside(folder / "files", path), data)
+        _prune(folder / "files", files)
+        _write(folder / "manifest.json", manifest.to_json())
+        return folder
+
+    def load_manifest(self, name: str) -> Manifest | None:
+        """The manifest of the snapshot `name`, or None when there is none.
+
+        Raises:
+            ConflictError: The manifest cannot be read.
+        """
+        path = self.snapshot_folder(name) / "manifest.json"
+        try:
+            return Manifest.from_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (ValueError, TypeError, KeyError, AttributeError) as e:
+            raise ConflictError(f"{path} is damaged", why=str(e), next_step=_snapshot_again(name)) from e
+
+    def load_snapshot(self, name: str) -> tuple[Manifest, dict[str, bytes]]:
+        """A snapshot with its files, every one hashed again.
+
+        Raises:
+            OverlayError: There is no such snapshot.
+            ConflictError: A file is missing, truncated or changed.
+        """
+        manifest = self.load_manifest(name)
+        if manifest is None:
+            raise OverlayError(f"there is no snapshot {name!r}", next_step=_snapshot_again(name))
+        base = self.snapshot_folder(name) / "files"
+        again = _snapshot_again(name)
+        return manifest, {f.path: _checked(base, f.path, f.sha256, "snapshot", again) for f in manifest.files}
+
+    def cached_files(self, manifest: Manifest) -> dict[str, bytes]:
+        """The files of `manifest` that are on disk and intact: those need no second transfer."""
+        base = self.snapshot_folder(manifest.name) / "files"
+        found = {}
+        for entry in manifest.files:
+            with contextlib.suppress(OSError):
+                data = _inside(base, entry.path).read_bytes()
+                if sha256(data) == entry.sha256:
+                    found[entry.path] = data
+        return found
+
+    # Bundles --------------------------------------------------------------------------------------------------
+
+    def save_bundle(self, bundle: Bundle, files: Mapping[str, bytes]) -> StoredBundle:
+        """Write a bundle; the same bundle again writes the same bytes."""
+        folder = self.root / "build" / bundle.overlay_id
+        for change in bundle.changes:
+            _write(_inside(folder / "files", change.path), files[change.path])
+        _write(folder / "bundle.json", bundle.to_json())
+        return StoredBundle(bundle, folder)
+
+    def load_bundles(self) -> list[StoredBundle]:
+        """Every bundle that was built here, the newest first.
+
+        Raises:
+            ConflictError: A `bundle.json` cannot be read.
+        """
+        found = []
+        for path in (self.root / "build").glob("*/bundle.json"):
+            try:
+                bundle = Bundle.from_json(path.read_bytes())
+            except (ValueError, TypeError, KeyError) as e:
+                raise ConflictError(
+                    f"{path} is damaged", why=str(e), next_step=f"rm -r {path.parent} and run ddtree-overlay patch again"
+                ) from e
+            found.append((path.stat().st_mtime_ns, StoredBundle(bundle, path.parent)))
+        return [stored for _, stored in sorted(found, key=lambda pair: pair[0], reverse=True)]
+
+    def bundles_for(self, live: Mapping[str, str | None]) -> list[StoredBundle]:
+        """The bundles that fit the files whose digests are `live` (path -> sha256, None = absent), newest first.
+
+        A bundle fits when every file it touches is still the base it was built for or already the patched result.
+        Names and versions play no part.
+        """
+        return [s for s in self.load_bundles() if fits(s.bundle, live)]
+
+
+def fits(bundle: Bundle, live: Mapping[str, str | None]) -> bool:
+    """Whether each file that `bundle` touches is, in `live`, its base or its patched result."""
+    return all(live.get(c.path) in (c.base_sha256, c.sha256) for c in bundle.changes)
+
+
+def _snapshot_again(name: str) -> str:
+    if name.startswith("sglang-"):
+        return f"run ddtree-overlay snapshot --release {name.removeprefix('sglang-')}"
+    if name.startswith("root-"):
+        return "run ddtree-overlay snapshot --root PATH"
+    return f"run ddtree-overlay snapshot --host {name}"
+
+
+def _checked(base: Path, path: str, expected: str, kind: str, again: str) -> bytes:
+    file = _inside(base, path)
+    try:
+        data = file.read_bytes()
+    except OSError as e:
+        raise ConflictError(f"{kind} file {file} cannot be read: {e.strerror}", next_step=again) from e
+    if sha256(data) != expected:
+        raise ConflictError(
+            f"{kind} file {file} is truncated or was changed",
+            why=f"{len(data)} bytes with sha256 {sha256(data)[:12]}…, recorded as {expected[:12]}…",
+            next_step=again,
+        )
+    return data
+
+
+def _inside(base: Path, path: str) -> Path:
+    """`base / path`, refusing a path that would leave `base`: manifests come from other machines."""
+    pure = PurePosixPath(path)
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+        raise ConflictError(f"refusing the path {path!r}: it leaves the package folder")
+    return base.joinpath(*pure.parts)
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Replace `path` in one step; a reader sees the old bytes or the new ones. Equal bytes are left alone."""
+    with contextlib.suppress(OSError):
+        if path.read_bytes() == data:
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temp = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as out:
+            out.write(data)
+        # mkstemp gives 0600; these files belong to the project like any other.
+        os.chmod(temp, 0o644)
+        os.replace(temp, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temp)
+        raise
+
+
+def _prune(folder: Path, keep: Iterable[str]) -> None:
+    """Remove files of an earlier snapshot that the new one does not have."""
+    wanted = {_inside(folder, k) for k in keep}
+    for path in folder.rglob("*"):
+        if path.is_file() and path not in wanted:
+            path.unlink()
