@@ -119,11 +119,12 @@ class Workspace:
     # Bundles --------------------------------------------------------------------------------------------------
 
     def save_bundle(self, bundle: Bundle, files: Mapping[str, bytes]) -> StoredBundle:
-        """Write a bundle; the same bundle again writes the same bytes."""
+        """Write a bundle and make it the newest; the same bundle again writes the same bytes."""
         folder = self.root / "build" / bundle.overlay_id
         for change in bundle.changes:
             _write(_inside(folder / "files", change.path), files[change.path])
         _write(folder / "bundle.json", bundle.to_json())
+        os.utime(folder / "bundle.json")
         return StoredBundle(bundle, folder)
 
     def load_bundles(self) -> list[StoredBundle]:
@@ -143,13 +144,16 @@ class Workspace:
             found.append((path.stat().st_mtime_ns, StoredBundle(bundle, path.parent)))
         return [stored for _, stored in sorted(found, key=lambda pair: pair[0], reverse=True)]
 
-    def bundles_for(self, live: Mapping[str, str | None]) -> list[StoredBundle]:
-        """The bundles that fit the files whose digests are `live` (path -> sha256, None = absent), newest first.
+    def bundle_for(self, live: Mapping[str, str | None]) -> StoredBundle | None:
+        """The newest bundle for the base that `live` (path -> sha256, None = absent) shows, or None.
 
-        A bundle fits when every file it touches is still the base it was built for or already the patched result.
-        Names and versions play no part.
+        A bundle speaks for its base when every file it touches is, in `live`, that base or the patched result. When
+        several were built for one base, the newest is meant, even if an older one is on the host. Names and versions
+        play no part.
         """
-        return [s for s in self.load_bundles() if fits(s.bundle, live)]
+        stored = self.load_bundles()
+        bases = {s.bundle.base_id for s in stored if fits(s.bundle, live)}
+        return next((s for s in stored if s.bundle.base_id in bases), None)
 
 
 def fits(bundle: Bundle, live: Mapping[str, str | None]) -> bool:

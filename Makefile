@@ -1,0 +1,38 @@
+# Everything is made below this folder: .venv (the command line and its tools), .cache (downloads, engine), build (bundles, demo).
+
+PYTHON ?= python3
+BIN := .venv/bin
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo demo-decode test check patches engine clean
+
+help: ## show this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
+
+# The stamp is rebuilt when the metadata changes; pip's own resolver decides what that means.
+.venv/.stamp: pyproject.toml scripts/setup
+	@PYTHON=$(PYTHON) scripts/setup
+	@touch $@
+
+demo: .venv/.stamp ## patch a real SGLang 0.5.11 behind a private sshd and take it away again (no GPU, no torch)
+	@$(BIN)/python scripts/demo
+
+demo-decode: .venv/.stamp engine ## decode on the CPU: plain, DFLASH and DDTREE side by side
+	@$(BIN)/python scripts/demo_decode
+
+test: .venv/.stamp engine ## every test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: .venv/.stamp ## format, lint, types, stale patches
+	@scripts/check
+
+patches: .venv/.stamp ## regenerate patches/ from the codemods
+	$(BIN)/ddtree-overlay snapshot --release 0.5.11
+	$(BIN)/ddtree-overlay patch --release 0.5.11
+
+engine: .venv/.stamp ## the environment of the engine tests, in .cache/engine (2.3 GB)
+	@scripts/engine_env
+
+clean: ## remove what was made here, downloads included
+	rm -rf .venv .cache build snapshots/*/files .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: each verb parses, calls the core, and hands lines and JSON to `render`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+from ddtree_overlay import __version__
+from ddtree_overlay.cli.bundles import diff, patch, verify
+from ddtree_overlay.cli.deploying import push, rollback
+from ddtree_overlay.cli.inspecting import doctor, history, status
+from ddtree_overlay.cli.snapshotting import snapshot
+from ddtree_overlay.errors import EXIT_CODES, OverlayError, UsageError
+from ddtree_overlay.render import Screen, silence
+
+
+INTERRUPTED = 130
+_EXIT_CODES = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
+
+
+class Cli(click.Group):
+    """The group of verbs. Its `main` turns every way a command can end into the documented exit code."""
+
+    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:
+        """Run and exit: errors as what, why and next step on stderr, and as JSON on stdout with `--json`."""
+        _open_missing_streams()
+        words = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        code = self._run(words, prog_name, extra)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (OSError, ValueError):
+                silence(stream)
+        sys.exit(code)
+
+    def _run(self, words: list[str], prog_name: str | None, extra: dict[str, Any]) -> int:
+        screen = Screen(json="--json" in words)
+        try:
+            result = super().main(words, prog_name or "ddtree-overlay", **extra)
+            return result if isinstance(result, int) else 0
+        except OverlayError as e:
+            screen.fail(e)
+            return e.exit_code
+        except click.exceptions.NoArgsIsHelpError as e:
+            click.echo(e.format_message())
+            return UsageError.exit_code
+        except click.ClickException as e:
+            command = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else "ddtree-overlay"
+            screen.fail(UsageError(e.format_message().rstrip("."), next_step=f"see {command} --help"))
+            return UsageError.exit_code
+        except (click.Abort, KeyboardInterrupt):
+            screen.fail(_Interrupted("interrupted"))
+            return INTERRUPTED
+        except BrokenPipeError:
+            return 0
+
+
+class _Interrupted(OverlayError):
+    exit_code = INTERRUPTED
+
+
+def _open_missing_streams() -> None:
+    """Give a closed stdin, stdout or stderr (`>&-`) a place in the file table.
+
+    Otherwise the next file or socket that is opened gets its number, and a child process would write into it.
+    """
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+
+
+@click.group(
+    cls=Cli,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog=f"\b\nExit codes:\n{_EXIT_CODES}",
+)
+@click.version_option(__version__, package_name=None, prog_name="ddtree-overlay")
+def cli() -> None:
+    """Add DDTree speculative decoding to an installed SGLang, over SSH, and take it away again.
+
+    \b
+    Example, in this order:
+      ddtree-overlay snapshot --host ct200     what is installed there
+      ddtree-overlay patch --host ct200        build the patched files for it
+      ddtree-overlay verify --host ct200       prove that they hold
+      ddtree-overlay diff --host ct200         read what would change
+      ddtree-overlay push --host ct200         change it
+      ddtree-overlay rollback --host ct200     take it away again
+    """
+
+
+for _verb in (snapshot, patch, verify, diff, push, rollback, status, history, doctor):
+    cli.add_command(_verb)
+
+
+def main() -> NoReturn:
+    """Entry point of the `ddtree-overlay` command."""
+    cli.main()

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that every verb shares, and the `App` and `Target` they are turned into."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddtree_overlay.config import Deploy, Host, load_config
+from ddtree_overlay.errors import OverlayError, UsageError
+from ddtree_overlay.render import Screen
+from ddtree_overlay.reports import Line
+from ddtree_overlay.workspace import Workspace
+
+
+Verb = Callable[..., int]
+_FILE = click.Path(path_type=Path)
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """What a verb works with: where to keep things, which hosts there are, and where to print."""
+
+    screen: Screen
+    workspace: Workspace
+    config: Path | None
+    timeout: float | None
+
+    def deploy(self) -> Deploy:
+        """The configuration: `--config`, else the workspace's `deploy.toml`, else an empty one."""
+        return load_config(self.config or self.workspace.config_path)
+
+    def finish(self, command: str, value: Mapping[str, Any], lines: Iterable[Line], code: int = 0) -> int:
+        """Print the result, as lines or as the one JSON object, and give back the exit code."""
+        self.screen.show(lines)
+        self.screen.emit({"command": command, "ok": code == 0, "exit_code": code, **value})
+        return code
+
+
+def common_options(verb: Verb) -> Verb:
+    """Add the options of every verb; the verb gets an `App` as its first argument and errors are printed for it."""
+
+    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+    @click.option("--config", type=_FILE, metavar="FILE", help="Use this deploy.toml.")
+    @click.option("--workdir", type=_FILE, metavar="DIR", help="Work as if started in DIR.")
+    @click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors only.")
+    @click.option("-v", "--verbose", count=True, help="Log more to stderr; twice for everything.")
+    @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Give up on a silent host after this.")
+    @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True, help="Colour the output.")
+    @functools.wraps(verb)
+    def wrapper(
+        *,
+        as_json: bool,
+        config: Path | None,
+        workdir: Path | None,
+        quiet: bool,
+        verbose: int,
+        timeout: float | None,
+        color: str,
+        **own: Any,
+    ) -> int:
+        screen = Screen(json=as_json, color=color, verbosity=-1 if quiet else verbose)
+        _log_to_stderr(screen.verbosity)
+        try:
+            return verb(App(screen, Workspace.find(workdir), config, timeout), **own)
+        except OverlayError as e:
+            screen.fail(e)
+            return e.exit_code
+
+    return wrapper
+
+
+def _log_to_stderr(verbosity: int) -> None:
+    level = {-1: logging.ERROR, 0: logging.WARNING, 1: logging.INFO}.get(verbosity, logging.DEBUG)
+    logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s: %(message)s", force=True)
+    # paramiko logs every fault that it also raises; ours are raised with a next step.
+    logging.getLogger("paramiko").setLevel(logging.DEBUG if verbosity > 1 else logging.CRITICAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One installed or published SGLang: a host, a package folder, or a release. `name` is its snapshot's name."""
+
+    name: str
+    flag: str
+    host: Host | None = None
+    release: str | None = None
+
+    def command(self, verb: str) -> str:
+        """The command line that runs `verb` on this target."""
+        return f"ddtree-overlay {verb} {self.flag}"
+
+    @property
+    def place(self) -> Host:
+        """The host or folder; only for verbs that take no `--release`."""
+        assert self.host is not None
+        return self.host
+
+
+def target_options(*, release: bool) -> Callable[[Verb], Verb]:
+    """Add `--host`, `--root`, `--python` and, if asked, `--release`; the verb gets a `Target` as its second argument."""
+
+    def decorate(verb: Verb) -> Verb:
+        @functools.wraps(verb)
+        def wrapper(app: App, *, host: str | None, root: Path | None, python: str | None, **own: Any) -> int:
+            return verb(app, find_target(app, host, root, own.pop("release", None), python, release), **own)
+
+        wrapped: Verb = click.option("--python", metavar="PATH", help="Interpreter that imports SGLang there.")(wrapper)
+        wrapped = click.option("--root", type=_FILE, metavar="PATH", help="A package folder on this machine.")(wrapped)
+        if release:
+            wrapped = click.option("--release", metavar="VERSION", help="The published wheel of a release.")(wrapped)
+        return click.option("--host", metavar="NAME", help="A host of deploy.toml.")(wrapped)
+
+    return decorate
+
+
+def find_target(
+    app: App, host: str | None, root: Path | None, release: str | None, python: str | None, release_allowed: bool
+) -> Target:
+    """The one target that the options name.
+
+    Raises:
+        UsageError: None or several are named, or an option does not belong to the one that is.
+    """
+    given = [name for name, value in (("--host", host), ("--release", release), ("--root", root)) if value is not None]
+    if len(given) != 1:
+        known = "--host NAME, --release VERSION or --root PATH" if release_allowed else "--host NAME or --root PATH"
+        raise UsageError(
+            f"{' and '.join(given)} exclude each other" if given else "no target was named",
+            next_step=f"name exactly one of {known}",
+        )
+    if host is not None:
+        found = app.deploy().host(host)
+        return Target(host, f"--host {host}", _adjusted(found, app, python))
+    if root is not None:
+        return _root_target(app, root, python)
+    if python is not None:
+        raise UsageError("--python does not go with --release", next_step="leave --python out")
+    return Target(f"sglang-{release}", f"--release {release}", release=release)
+
+
+def _root_target(app: App, root: Path, python: str | None) -> Target:
+    if not root.is_dir():
+        raise UsageError(f"--root {root}: no such folder", next_step="name the folder that holds sglang, or sglang itself")
+    where = root.resolve()
+    place = Host(f"root-{where.name}", "localhost", transport="local", root=str(where), python=python or sys.executable)
+    flag = f"--root {root}" + (f" --python {python}" if python else "")
+    return Target(place.name, flag, _adjusted(place, app, None))
+
+
+def _adjusted(host: Host, app: App, python: str | None) -> Host:
+    return replace(host, timeout=app.timeout or host.timeout, python=python or host.python)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The only place that writes to the terminal: results on stdout, everything else on stderr, colour where it is welcome.
+
+rich is imported only once something is really coloured, so plain runs and `--help` do not pay for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TextIO
+
+import click
+
+from ddtree_overlay.errors import OverlayError, UsageError
+from ddtree_overlay.manifest import SCHEMA
+from ddtree_overlay.reports import Line, plain, row
+
+
+#: Meaning -> rich style. The text carries the meaning too, so nothing is lost without colour.
+STYLES = {
+    "add": "green",
+    "change": "yellow",
+    "remove": "red",
+    "ok": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "path": "bold",
+    "head": "bold",
+    "hunk": "cyan",
+    "dim": "dim",
+    "": "",
+}
+
+
+@dataclass(slots=True)
+class Screen:
+    """One command's output.
+
+    Args:
+        json: Print exactly one JSON object on stdout and no other result.
+        color: `auto`, `always` or `never`.
+        verbosity: -1 quiet, 0 normal, 1 and up more detail.
+    """
+
+    json: bool = False
+    color: str = "auto"
+    verbosity: int = 0
+    _emitted: bool = False
+
+    def show(self, lines: Iterable[Line]) -> None:
+        """Print result lines on stdout; silent with `--json`."""
+        if not self.json:
+            self._write(sys.stdout, list(lines))
+
+    def note(self, text: str) -> None:
+        """Say on stderr what is going on; silent with `-q`."""
+        if self.verbosity >= 0:
+            self._write(sys.stderr, [row((text, "dim"))])
+
+    def warn(self, text: str) -> None:
+        """Say on stderr what the user should know, also with `-q`."""
+        self._write(sys.stderr, [row(("warning: ", "warn"), text)])
+
+    def ask_lines(self, lines: Iterable[Line]) -> None:
+        """Print what a question is about: with the results, or on stderr when stdout is for JSON."""
+        self._write(sys.stderr if self.json else sys.stdout, list(lines))
+
+    def confirm(self, question: str, *, next_step: str) -> bool:
+        """Ask on stderr, No being the default.
+
+        Raises:
+            UsageError: Nobody can answer, because stdin is not a terminal; `next_step` is given as the way out.
+        """
+        if sys.stdin is None or not sys.stdin.isatty():
+            raise UsageError(
+                "cannot ask for confirmation: standard input is not a terminal",
+                why=f"the question was: {question}",
+                next_step=next_step,
+            )
+        return click.confirm(question, default=False, err=True)
+
+    def emit(self, value: Mapping[str, Any]) -> None:
+        """Print the JSON object of a command, with its schema number; silent without `--json`."""
+        if self.json and not self._emitted:
+            self._emitted = True
+            text = json.dumps({"schema": SCHEMA, **value}, indent=2, ensure_ascii=False, default=list)
+            _write_text(sys.stdout, text + "\n")
+
+    def fail(self, error: OverlayError) -> None:
+        """Print an error on stderr, and on stdout as JSON with `--json`."""
+        self.emit({"ok": False, **error.as_dict()})
+        lines = [row(("error: ", "bad"), error.what)]
+        if error.why:
+            lines.append(row(("  why:  ", "dim"), error.why.replace("\n", "\n        ")))
+        if error.next_step:
+            lines.append(row(("  next: ", "head"), error.next_step.replace("\n", "\n        ")))
+        self._write(sys.stderr, lines)
+
+    def diff(self, data: bytes) -> None:
+        """Print a unified diff: the exact bytes in a pipe, coloured and with control characters escaped on a terminal."""
+        if self.json:
+            return
+        if not self._coloured(sys.stdout):
+            _write_bytes(sys.stdout, data)
+            return
+        text = data.decode("utf-8", "backslashreplace").split("\n")
+        self._write(sys.stdout, [row((line, _diff_style(line))) for line in (text[:-1] if text[-1] == "" else text)])
+
+    def _coloured(self, stream: TextIO | None) -> bool:
+        if self.color != "auto" or stream is None:
+            return self.color == "always" and stream is not None
+        # https://no-color.org: any non-empty value turns colour off.
+        return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+    def _write(self, stream: TextIO | None, lines: list[Line]) -> None:
+        if stream is None:
+            return
+        if not self._coloured(stream):
+            _write_text(stream, "".join(plain(line) + "\n" for line in lines))
+            return
+        from rich.console import Console
+        from rich.text import Text
+
+        console = Console(file=stream, force_terminal=True, color_system="standard", highlight=False, soft_wrap=True)
+        with _tolerating_closed(stream):
+            for line in lines:
+                text = Text.assemble(*((_visible(part), STYLES[style]) for part, style in line))
+                console.print(text, soft_wrap=True)
+
+
+def _diff_style(line: str) -> str:
+    if line.startswith(("diff ", "--- ", "+++ ")):
+        return "head"
+    if line.startswith("@@"):
+        return "hunk"
+    return {"+": "add", "-": "remove"}.get(line[:1], "")
+
+
+def _visible(text: str) -> str:
+    """`text` with control characters escaped: names and messages come from other machines."""
+    return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _write_text(stream: TextIO | None, text: str) -> None:
+    if stream is None:
+        return
+    if stream.isatty():
+        text = _visible(text)
+    with _tolerating_closed(stream):
+        click.echo(text, file=stream, nl=False, color=True)
+
+
+def _write_bytes(stream: TextIO | None, data: bytes) -> None:
+    if stream is None:
+        return
+    with _tolerating_closed(stream):
+        click.echo(data, file=stream, nl=False)
+
+
+@contextlib.contextmanager
+def _tolerating_closed(stream: TextIO) -> Any:
+    """Let the command go on when its reader has gone (`… | head -1`): what is printed must not decide the exit code."""
+    try:
+        yield
+        stream.flush()
+    except BrokenPipeError:
+        silence(stream)
+    except OSError as e:
+        # ENOSPC and the like on `> file`: the result is lost, and that must not look like success.
+        raise OverlayError(f"cannot write the output: {e.strerror}", next_step="send it somewhere else") from e
+
+
+def silence(stream: TextIO) -> None:
+    """Point `stream` at nothing, so that neither later writes nor the flush at exit fail."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)
