@@ -133,7 +133,9 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         at = re.search(r"\(at (?:line (\d+)|end of document)", str(e))
         line = int(at[1]) if at and at[1] else max(1, len(text.splitlines()))
         raise ConfigError(
-            f"{path}:{line}: broken TOML", why=str(e), next_step=f"correct line {line} of {path} and run the command again"
+            f"{path}:{line}: broken TOML",
+            why=str(e),
+            next_step=f"correct line {line} of {path} and run the command again",
         ) from e
 
 
@@ -166,7 +168,9 @@ def _check_values(table: Mapping[str, Any], path: Path, where: str) -> None:
             )
         problem = _problem(key, value)
         if problem:
-            raise ConfigError(f"{path}: {key} = {value!r} in {where}: {problem}", next_step=f"correct {key!r} in {path}")
+            raise ConfigError(
+                f"{path}: {key} = {value!r} in {where}: {problem}", next_step=f"correct {key!r} in {path}"
+            )
 
 
 def _problem(key: str, value: Any) -> str:

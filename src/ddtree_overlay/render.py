@@ -102,7 +102,7 @@ class Screen:
         self._write(sys.stderr, lines)
 
     def diff(self, data: bytes) -> None:
-        """Print a unified diff: the exact bytes in a pipe, coloured and with control characters escaped on a terminal."""
+        """Print a unified diff: the exact bytes in a pipe; with colour, control characters are escaped."""
         if self.json:
             return
         if not self._coloured(sys.stdout):

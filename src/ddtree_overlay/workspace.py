@@ -139,7 +139,9 @@ class Workspace:
                 bundle = Bundle.from_json(path.read_bytes())
             except (ValueError, TypeError, KeyError) as e:
                 raise ConflictError(
-                    f"{path} is damaged", why=str(e), next_step=f"rm -r {path.parent} and run ddtree-overlay patch again"
+                    f"{path} is damaged",
+                    why=str(e),
+                    next_step=f"rm -r {path.parent} and run ddtree-overlay patch again",
                 ) from e
             found.append((path.stat().st_mtime_ns, StoredBundle(bundle, path.parent)))
         return [stored for _, stored in sorted(found, key=lambda pair: pair[0], reverse=True)]

@@ -54,13 +54,13 @@ class Cli(click.Group):
             screen.fail(UsageError(e.format_message().rstrip("."), next_step=f"see {command} --help"))
             return UsageError.exit_code
         except (click.Abort, KeyboardInterrupt):
-            screen.fail(_Interrupted("interrupted"))
+            screen.fail(_InterruptedError("interrupted"))
             return INTERRUPTED
         except BrokenPipeError:
             return 0
 
 
-class _Interrupted(OverlayError):
+class _InterruptedError(OverlayError):
     exit_code = INTERRUPTED
 
 

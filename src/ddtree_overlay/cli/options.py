@@ -52,8 +52,19 @@ def common_options(verb: Verb) -> Verb:
     @click.option("--workdir", type=_FILE, metavar="DIR", help="Work as if started in DIR.")
     @click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors only.")
     @click.option("-v", "--verbose", count=True, help="Log more to stderr; twice for everything.")
-    @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Give up on a silent host after this.")
-    @click.option("--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True, help="Colour the output.")
+    @click.option(
+        "--timeout",
+        type=click.FloatRange(min=0, min_open=True),
+        metavar="SECONDS",
+        help="Give up on a silent host after this.",
+    )
+    @click.option(
+        "--color",
+        type=click.Choice(["auto", "always", "never"]),
+        default="auto",
+        show_default=True,
+        help="Colour the output.",
+    )
     @functools.wraps(verb)
     def wrapper(
         *,
@@ -105,12 +116,14 @@ class Target:
 
 
 def target_options(*, release: bool) -> Callable[[Verb], Verb]:
-    """Add `--host`, `--root`, `--python` and, if asked, `--release`; the verb gets a `Target` as its second argument."""
+    """Add `--host`, `--root`, `--python` and, if asked, `--release`; the verb gets a `Target` after its `App`."""
 
     def decorate(verb: Verb) -> Verb:
         @functools.wraps(verb)
         def wrapper(app: App, *, host: str | None, root: Path | None, python: str | None, **own: Any) -> int:
-            return verb(app, find_target(app, host, root, own.pop("release", None), python, release), **own)
+            asked = own.pop("release", None)
+            target = find_target(app, host=host, root=root, release=asked, python=python, release_allowed=release)
+            return verb(app, target, **own)
 
         wrapped: Verb = click.option("--python", metavar="PATH", help="Interpreter that imports SGLang there.")(wrapper)
         wrapped = click.option("--root", type=_FILE, metavar="PATH", help="A package folder on this machine.")(wrapped)
@@ -122,7 +135,13 @@ def target_options(*, release: bool) -> Callable[[Verb], Verb]:
 
 
 def find_target(
-    app: App, host: str | None, root: Path | None, release: str | None, python: str | None, release_allowed: bool
+    app: App,
+    *,
+    host: str | None = None,
+    root: Path | None = None,
+    release: str | None = None,
+    python: str | None = None,
+    release_allowed: bool = False,
 ) -> Target:
     """The one target that the options name.
 
@@ -148,7 +167,9 @@ def find_target(
 
 def _root_target(app: App, root: Path, python: str | None) -> Target:
     if not root.is_dir():
-        raise UsageError(f"--root {root}: no such folder", next_step="name the folder that holds sglang, or sglang itself")
+        raise UsageError(
+            f"--root {root}: no such folder", next_step="name the folder that holds sglang, or sglang itself"
+        )
     where = root.resolve()
     place = Host(f"root-{where.name}", "localhost", transport="local", root=str(where), python=python or sys.executable)
     flag = f"--root {root}" + (f" --python {python}" if python else "")

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ddtree_overlay.config import _HOST_KEYS, Deploy, Host, load_config, parse_config
+from ddtree_overlay.errors import ConfigError
+
+
+FILE = Path("deploy.toml")
+PROJECT = Path(__file__).parents[2]
+
+
+def refusal(text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text, FILE)
+    assert caught.value.exit_code == 2
+    assert caught.value.next_step
+    return caught.value
+
+
+def test_every_host_field_can_be_configured_except_name_and_root():
+    """A field that is added to Host must be added to the known keys as well."""
+    assert {f.name for f in fields(Host)} - {"name", "root"} == set(_HOST_KEYS)
+
+
+def test_host_inherits_defaults_and_its_own_value_wins():
+    """[defaults] is merged below each host; the address falls back to the table's name."""
+    deploy = parse_config(
+        '[defaults]\npython = "/opt/py"\ntimeout = 9\n[hosts.a]\n[hosts.b]\naddress = "10.0.0.2"\npython = "/b/py"\n',
+        FILE,
+    )
+
+    assert deploy.host("a") == Host("a", "a", python="/opt/py", timeout=9.0)
+    assert deploy.host("b") == Host("b", "10.0.0.2", python="/b/py", timeout=9.0)
+
+
+def test_unknown_host_suggests_close_names():
+    """An unknown host names the known ones, and the likely one first."""
+    with pytest.raises(ConfigError, match=r"unknown host 'ct20' \(did you mean 'ct200'\?\)") as caught:
+        parse_config("[hosts.ct200]\n", FILE).host("ct20")
+
+    assert "ct200" in caught.value.why
+
+
+def test_unknown_host_without_any_configuration_says_so():
+    """With no deploy.toml the way out is to write one."""
+    with pytest.raises(ConfigError, match=r"no deploy\.toml was found") as caught:
+        Deploy().host("ct200")
+
+    assert "[hosts.ct200]" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[hosts.ct200]\nprot = 22\n", r"unknown key 'prot' in \[hosts\.ct200\] \(did you mean 'port'\?\)"),
+        ('[defaults]\npyton = "x"\n', r"unknown key 'pyton' in \[defaults\] \(did you mean 'python'\?\)"),
+        ("[host.ct200]\n", r"unknown key 'host' in the top level \(did you mean 'hosts'\?\)"),
+        ('[hosts.ct200]\nroot = "/x"\n', "unknown key 'root'"),
+    ],
+)
+def test_unknown_key_is_refused_with_a_suggestion(text, message):
+    """A typing mistake in a key is an error, never ignored."""
+    assert re.search(message, refusal(text).what)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[hosts.a]\nport = "22"\n', "'port' in [hosts.a] must be int, not str"),
+        ("[hosts.a]\nport = true\n", "must be int, not bool"),
+        ("[hosts.a]\nport = 70000\n", "must be between 1 and 65535"),
+        ("[hosts.a]\ntimeout = 0\n", "must be a positive number of seconds"),
+        ('[hosts.a]\ntransport = "sssh"\n', "did you mean 'ssh'?"),
+        ('[hosts.a]\nuser = " "\n', "must not be empty"),
+        ('[hosts.a]\nhost_key_fingerprint = "MD5:1"\n', "must look like SHA256:"),
+        ("hosts = 1\n", "[hosts] must be a table"),
+        ('[hosts."../x"]\n', "a host name may hold letters"),
+        ('[hosts.a]\n[groups]\ng = ["b"]\n', "names the unknown host 'b'"),
+        ('[groups]\ng = "a"\n', "must be a list of host names"),
+    ],
+)
+def test_bad_value_is_refused_and_named(text, message):
+    """A value of the wrong type or range names its key and table."""
+    assert message in refusal(text).what
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [("[hosts.a\nport = 1\n", 1), ("[hosts.a]\nport = \n", 2), ("a = '''\n\n", 2)]
+)
+def test_broken_toml_names_file_and_line(text, line):
+    """The position is in the first line of the message, as compilers print it."""
+    assert refusal(text).what == f"deploy.toml:{line}: broken TOML"
+
+
+def test_missing_file_is_refused_with_next_step(tmp_path):
+    """A file that was named with --config must exist."""
+    with pytest.raises(ConfigError, match=r"cannot read .*none\.toml"):
+        load_config(tmp_path / "none.toml")
+
+
+def test_example_configuration_loads_and_holds_ct200():
+    """The deploy.toml of the project is valid."""
+    assert load_config(PROJECT / "deploy.toml").host("ct200").transport == "ssh"
