@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DDTREE: tree speculative decoding on top of DFLASH (Diffusion Draft Tree, arXiv 2604.12989).
+
+    args          server arguments: flags, validation, what the DFLASH handler sees
+    gates         what DDTREE refuses once the model is loaded, and the graph buffers its width needs
+    draft_head    draft hidden states -> top-k log-probabilities per draft position
+    tree          log-probabilities -> best-first trees of fixed shape
+    accept        trees and target tokens -> accepted paths
+    targets       verify logits -> one target token per node, greedy or sampled
+    verify_input  one verify step of a batch: mask, slots, acceptance, commit
+    worker        the DFLASH worker with the chain replaced by a tree
+    trace         a JSON line per verified tree, for tests and debugging
+
+`tree` and `accept` know tensors alone; only `verify_input` and `worker` know the scheduler. Nothing is imported here: server
+arguments are parsed in processes that never touch a model.
+"""

@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Server arguments of DDTREE: flags, validation, and the widths that the rest of SGLang reads.
+
+DFLASH has one width, DDTREE two. The draft model still drafts a block of `speculative_dflash_block_size` tokens (bonus token
+included); the target verifies `speculative_ddtree_budget + 1` nodes (root included). Every pool, graph and attention backend
+reads its width from `speculative_num_draft_tokens`, so that field holds the verify width on the target and the block size
+on the draft worker's own copy of the arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import logging
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+DDTREE = "DDTREE"
+
+#: Attention backends whose TARGET_VERIFY honours an ancestor mask, as shown by the overlay's own tests.
+TREE_ATTENTION_BACKENDS = ("triton",)
+
+#: Features whose interplay with a tree is not proven: the field, the value that leaves it off, its flag.
+_UNPROVEN_FEATURES = (
+    ("disaggregation_mode", "null", "--disaggregation-mode"),
+    ("enable_two_batch_overlap", False, "--enable-two-batch-overlap"),
+    ("enable_pdmux", False, "--enable-pdmux"),
+    ("enable_lora", False, "--enable-lora"),
+)
+
+
+def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
+    """Add the DDTREE flags and admit DDTREE as a speculative algorithm.
+
+    Args:
+        parser: A parser that already has `--speculative-algorithm`.
+    """
+    from sglang.srt.server_args import ServerArgs
+
+    for action in parser._actions:
+        if action.dest == "speculative_algorithm" and action.choices is not None:
+            action.choices = [*action.choices, DDTREE]
+    parser.add_argument(
+        "--speculative-ddtree-budget",
+        type=int,
+        default=ServerArgs.speculative_ddtree_budget,
+        help="DDTREE only. Draft nodes per tree, root not counted; the target verifies budget + 1 tokens a step.",
+    )
+    parser.add_argument(
+        "--speculative-ddtree-topk-cap",
+        type=int,
+        default=ServerArgs.speculative_ddtree_topk_cap,
+        help="DDTREE only. Most tokens considered per draft position; 1 drafts DFLASH's chain. "
+        "Default: as many as the budget, which is exact.",
+    )
+    parser.add_argument(
+        "--speculative-ddtree-allow-hybrid-unsafe",
+        action="store_true",
+        default=ServerArgs.speculative_ddtree_allow_hybrid_unsafe,
+        help="DDTREE only. Serve a model with recurrent (Mamba, GDN) layers although these read the tree's nodes as one "
+        "sequence: the output then differs from the model's own.",
+    )
+
+
+def choose_attention_backend(server_args: ServerArgs) -> None:
+    """Choose a backend that can verify a tree when the user named none; DFLASH's default on Hopper cannot."""
+    if server_args.is_attention_backend_not_set():
+        server_args.attention_backend = TREE_ATTENTION_BACKENDS[0]
+        logger.warning(
+            "DDTREE: no attention backend was given; using %s, which verifies trees.",
+            server_args.attention_backend,
+        )
+
+
+def enter_dflash_handling(server_args: ServerArgs) -> None:
+    """Let SGLang's DFLASH branch check and complete the arguments: DDTREE drafts exactly as DFLASH does.
+
+    Arguments that were completed before (a copy made with `dataclasses.replace` runs the handler again) are taken back to
+    what the user gave, since DFLASH requires the block size and the verify width to be one number.
+
+    Raises:
+        ValueError: A DDTREE argument cannot be used.
+    """
+    _check_own_fields(server_args)
+    if (
+        server_args.speculative_dflash_block_size is not None
+        and server_args.speculative_num_draft_tokens == verify_width(server_args)
+    ):
+        server_args.speculative_num_draft_tokens = None
+    server_args.speculative_algorithm = "DFLASH"
+
+
+def finish_dflash_handling(server_args: ServerArgs) -> None:
+    """Set both widths and refuse what a tree cannot serve.
+
+    Raises:
+        ValueError: The configuration cannot be served; the text names the flag, the reason and the way out.
+    """
+    server_args.speculative_algorithm = DDTREE
+    block_size = int(server_args.speculative_num_draft_tokens)
+    if block_size < 2:
+        raise ValueError(
+            f"DDTREE needs a draft block of at least 2 tokens (the bonus token and one draft), got {block_size}. "
+            "Set --speculative-dflash-block-size to the block size of the draft model."
+        )
+    server_args.speculative_dflash_block_size = block_size
+    server_args.speculative_num_draft_tokens = verify_width(server_args)
+    _check_backend(server_args)
+    _check_features(server_args)
+    _check_model(server_args)
+    _check_capacity(server_args)
+
+
+def verify_width(server_args: ServerArgs) -> int:
+    """Tokens that the target verifies per request and step: the root and `budget` draft nodes."""
+    return int(server_args.speculative_ddtree_budget) + 1
+
+
+def draft_view(server_args: ServerArgs) -> ServerArgs:
+    """A copy of `server_args` in which every width is the draft block: what the draft worker is built from."""
+    view = copy.deepcopy(server_args)
+    view.speculative_num_draft_tokens = server_args.speculative_dflash_block_size
+    return view
+
+
+def extra_draft_columns(server_args: ServerArgs) -> int:
+    """Columns a `req_to_token` row needs beyond the verify width.
+
+    The draft block is mapped into the same row as the tree. With a budget below the block size it is the wider of the two,
+    and at the end of the context it would run into the next request's row.
+    """
+    if server_args.speculative_algorithm != DDTREE:
+        return 0
+    return max(0, int(server_args.speculative_dflash_block_size) - verify_width(server_args))
+
+
+def request_meta_info(server_args: ServerArgs) -> dict[str, Any]:
+    """What a response's `meta_info` says about the algorithm beside SGLang's own accept length."""
+    return {
+        "spec_algorithm": DDTREE,
+        "spec_ddtree_budget": int(server_args.speculative_ddtree_budget),
+    }
+
+
+def is_hybrid_config(config: object) -> bool:
+    """Whether a Hugging Face config belongs to a model with recurrent layers: SGLang gives those a state-cache layout."""
+    parts = (config, getattr(config, "text_config", None), getattr(config, "llm_config", None))
+    return any(hasattr(type(part), "mamba2_cache_params") for part in parts)
+
+
+def check_hybrid(server_args: ServerArgs, model_name: str) -> None:
+    """Refuse a hybrid model unless the user accepted that its output will differ.
+
+    Raises:
+        ValueError: The unsafe flag is not set.
+    """
+    if not server_args.speculative_ddtree_allow_hybrid_unsafe:
+        raise ValueError(
+            f"DDTREE does not serve {model_name} losslessly: its recurrent (Mamba/GDN) layers would read the nodes of a tree "
+            "as one sequence. Use --speculative-algorithm DFLASH, or accept a different output with "
+            "--speculative-ddtree-allow-hybrid-unsafe."
+        )
+    logger.warning("DDTREE: %s has recurrent layers; the output is NOT that of the model (unsafe flag set).", model_name)
+
+
+def _check_own_fields(server_args: ServerArgs) -> None:
+    budget = server_args.speculative_ddtree_budget
+    if budget is None or int(budget) < 1:
+        raise ValueError(
+            f"DDTREE requires --speculative-ddtree-budget to be at least 1, got {budget}. "
+            "Without draft nodes there is nothing to verify: leave out --speculative-algorithm instead."
+        )
+    cap = server_args.speculative_ddtree_topk_cap
+    if cap is not None and int(cap) < 1:
+        raise ValueError(f"DDTREE requires --speculative-ddtree-topk-cap to be at least 1, got {cap}.")
+    for field in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
+        if getattr(server_args, field) != 1.0:
+            raise ValueError(
+                f"DDTREE is lossless, a relaxed acceptance is not: --{field.replace('_', '-')} must stay 1.0, "
+                f"got {getattr(server_args, field)}."
+            )
+
+
+def _check_backend(server_args: ServerArgs) -> None:
+    for role, backend in zip(("prefill", "decode"), server_args.get_attention_backends()):
+        if backend not in TREE_ATTENTION_BACKENDS:
+            raise ValueError(
+                f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: it is not proven to honour an "
+                f"ancestor mask. Supported: {', '.join(TREE_ATTENTION_BACKENDS)} (--attention-backend)."
+            )
+    if int(server_args.page_size) != 1:
+        raise ValueError(
+            f"DDTREE requires --page-size 1, got {server_args.page_size}: accepted nodes are scattered over the verify slots "
+            "and keep their place."
+        )
+
+
+def _check_features(server_args: ServerArgs) -> None:
+    for field, off, flag in _UNPROVEN_FEATURES:
+        if getattr(server_args, field, off) not in (off, None):
+            raise ValueError(f"DDTREE does not support {flag} yet. Leave it out, or use --speculative-algorithm DFLASH.")
+
+
+def _check_model(server_args: ServerArgs) -> None:
+    if server_args.use_mla_backend():
+        raise ValueError(
+            "DDTREE does not support MLA models yet (their tree verify is not proven). Use --speculative-algorithm DFLASH."
+        )
+    model_config = server_args.get_model_config()
+    if is_hybrid_config(model_config.hf_config):
+        check_hybrid(server_args, (model_config.hf_config.architectures or ["this model"])[0])
+
+
+def _check_capacity(server_args: ServerArgs) -> None:
+    """Budgets that no configuration of the pools could hold; `gates` checks against the real pools and free memory."""
+    width = verify_width(server_args)
+    limits = (
+        ("--max-total-tokens", server_args.max_total_tokens),
+        ("the context length", server_args.get_model_config().context_len),
+    )
+    for name, limit in limits:
+        if limit is not None and width > int(limit):
+            raise ValueError(
+                f"DDTREE --speculative-ddtree-budget {width - 1} needs {width} tokens per request and step, more than "
+                f"{name} ({limit}) holds. Set it to {int(limit) - 1} or less."
+            )

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A JSON line per verified tree, written where `SGLANG_DDTREE_TRACE` points. Slow: for tests and debugging."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from sglang.srt.speculative.ddtree.accept import Acceptance
+from sglang.srt.speculative.ddtree.tree import Tree
+
+TRACE_VARIABLE = "SGLANG_DDTREE_TRACE"
+
+
+def trace_step(rids: list[str], prefix_lens: list[int], tree: Tree, acceptance: Acceptance, committed: list[int]) -> None:
+    """Append each request's tree, accepted path and committed token count, if tracing is on.
+
+    Args:
+        rids: Request ids, in batch order.
+        prefix_lens: Committed tokens before the step.
+        committed: Tokens the step committed; fewer than the path and its bonus when a stop cut it.
+    """
+    target = os.environ.get(TRACE_VARIABLE)
+    if not target:
+        return
+    fields: dict[str, Any] = {name: getattr(tree, name).tolist() for name in ("tokens", "parents", "depths", "ranks", "scores")}
+    paths = [[node for node in path if node >= 0] for path in acceptance.path.tolist()]
+    with open(target, "a") as out:
+        for i, rid in enumerate(rids):
+            line = {name: values[i] for name, values in fields.items()}
+            # -inf is no JSON
+            line["scores"] = [None if score == float("-inf") else score for score in line["scores"]]
+            line |= {"rid": rid, "prefix_len": prefix_lens[i], "path": paths[i], "committed": committed[i]}
+            line["bonus"] = int(acceptance.bonus[i])
+            out.write(json.dumps(line) + "\n")

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Best-first draft trees from per-position log-probabilities (Algorithm 1 of arXiv 2604.12989), for a whole batch.
+
+The paper pops a heap, one node at a time. Here the same tree comes from a beam: the `budget` best prefixes of depth d extend
+the `budget` best prefixes of depth d - 1, because a prefix never scores higher than its parent. So one top-`budget` a depth
+and one over all depths give exactly the heap's nodes, in its order, with tensor operations of fixed shape.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Tree:
+    """One tree per request; W = budget + 1 nodes, in order of falling score, node 0 the root (the bonus token).
+
+    A parent's index is below its children's, and the first m nodes are the tree of budget m - 1. A tree with fewer reachable
+    nodes than the budget ends in padding: nodes without a parent that see only themselves and can never be accepted.
+    """
+
+    #: Token ids, int64 [bs, W].
+    tokens: torch.Tensor
+    #: Index of the parent node, -1 for the root and for padding, int64 [bs, W].
+    parents: torch.Tensor
+    #: Distance from the root, int64 [bs, W].
+    depths: torch.Tensor
+    #: Rank of the token among the drafter's choices at its depth, 0 = first choice, int64 [bs, W].
+    ranks: torch.Tensor
+    #: Log-probability of the prefix under the drafter, float32 [bs, W]; 0 for the root, -inf for padding.
+    scores: torch.Tensor
+    #: [b, i, j] = node j is node i or an ancestor of it, bool [bs, W, W].
+    ancestors: torch.Tensor
+    #: Most draft tokens a path can hold, known from the shapes alone.
+    max_depth: int
+
+
+def ordered_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The k largest of the last dimension, ties by the lower index.
+
+    `torch.topk` leaves the order of equal values open; tensor-parallel ranks and repeated runs need one order.
+
+    Args:
+        values: float32 [..., n] without NaN, n < 2**32.
+        k: At most n.
+
+    Returns:
+        Values float32 [..., k] and indices int64 [..., k].
+    """
+    bits = (values + 0.0).view(torch.int32).to(torch.int64)  # + 0.0: -0.0 and 0.0 are one value
+    rank = torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits)  # integers in the order of the floats
+    index = torch.arange(values.shape[-1], device=values.device)
+    best = torch.topk((rank << 32) | (0xFFFFFFFF - index), k, dim=-1).values
+    indices = 0xFFFFFFFF - (best & 0xFFFFFFFF)
+    return values.gather(-1, indices), indices
+
+
+def build_tree(roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int) -> Tree:
+    """Build the best-first tree of every request.
+
+    Args:
+        roots: Bonus tokens, int64 [bs].
+        log_probs: float32 [bs, L, K], falling along K, at most 0, -inf where there is no token; NaN is read as -inf.
+        token_ids: int64 [bs, L, K], distinct along K.
+        budget: Draft nodes per tree, at least 1.
+    """
+    levels = _beam_levels(log_probs.nan_to_num(nan=float("-inf")), token_ids, budget)
+    pool = [torch.cat(columns, dim=1) for columns in zip(*levels)]
+    scores, tokens, parents, depths, ranks = _select(pool, budget)
+
+    def with_root(first: torch.Tensor | float, rest: torch.Tensor) -> torch.Tensor:
+        column = torch.as_tensor(first, dtype=rest.dtype, device=rest.device).expand(rest.shape[0])
+        return torch.cat([column.unsqueeze(1), rest], dim=1)
+
+    reachable = scores > float("-inf")
+    parents = with_root(-1, torch.where(reachable, parents, -1))
+    max_depth = min(log_probs.shape[1], budget)
+    return Tree(
+        tokens=with_root(roots, torch.where(reachable, tokens, roots.unsqueeze(1))),
+        parents=parents,
+        depths=with_root(0, torch.where(reachable, depths, 0)),
+        ranks=with_root(0, ranks),
+        scores=with_root(0.0, scores),
+        ancestors=_ancestors(parents, max_depth),
+        max_depth=max_depth,
+    )
+
+
+def verify_mask(tree: Tree, prefix_lens: list[int]) -> torch.Tensor:
+    """The flat allow-mask that SGLang's attention backends read.
+
+    Args:
+        prefix_lens: Committed tokens of each request.
+
+    Returns:
+        bool [sum over requests of W * (prefix_len + W)]: row i of a request is node i; it sees the whole prefix, its
+        ancestors and itself.
+    """
+    width = tree.tokens.shape[1]
+    rows = [
+        torch.cat([ancestors.new_ones((width, prefix_len)), ancestors], dim=1).flatten()
+        for prefix_len, ancestors in zip(prefix_lens, tree.ancestors)
+    ]
+    return torch.cat(rows)
+
+
+def _beam_levels(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int) -> list[tuple[torch.Tensor, ...]]:
+    """The `budget` best prefixes of each depth: (scores, tokens, parent's place in the pool, depth, rank), each [bs, <= budget].
+
+    The pool is the root's place -1 followed by the levels, one after the other.
+    """
+    batch, horizon, choices = log_probs.shape
+    beam = log_probs.new_zeros((batch, 1))
+    places = torch.full((batch, 1), -1, dtype=torch.int64, device=log_probs.device)
+    levels, filled = [], 0
+    for depth in range(min(horizon, budget)):
+        candidates = (beam.unsqueeze(2) + log_probs[:, depth].unsqueeze(1)).flatten(1)
+        width = min(budget, candidates.shape[1])
+        beam, flat = ordered_topk(candidates, width)
+        ranks = flat % choices
+        tokens = token_ids[:, depth].gather(1, ranks)
+        levels.append((beam, tokens, places.gather(1, flat // choices), torch.full_like(flat, depth + 1), ranks))
+        places = torch.arange(filled, filled + width, device=log_probs.device).expand(batch, width)
+        filled += width
+    return levels
+
+
+def _select(pool: list[torch.Tensor], budget: int) -> tuple[torch.Tensor, ...]:
+    """The `budget` best nodes of the pool as (scores, tokens, parents as node indices, depths, ranks), each [bs, budget].
+
+    Equal scores go to the lower place: to the shallower node, so a parent always precedes its child.
+    """
+    batch, size = pool[0].shape
+    kept = min(budget, size)
+    scores, places = ordered_topk(pool[0], kept)
+    node_at = torch.zeros((batch, size + 1), dtype=torch.int64, device=scores.device)
+    node_at.scatter_(1, places + 1, torch.arange(1, kept + 1, device=scores.device).expand(batch, kept))
+    parents = node_at.gather(1, pool[2].gather(1, places) + 1)  # column 0 is the root, node 0
+    columns = [scores, pool[1].gather(1, places), parents, pool[3].gather(1, places), pool[4].gather(1, places)]
+    if kept == budget:
+        return tuple(columns)
+    missing = budget - kept
+    fills = (float("-inf"), 0, 0, 0, 0)
+    return tuple(torch.nn.functional.pad(c, (0, missing), value=fill) for c, fill in zip(columns, fills))
+
+
+def _ancestors(parents: torch.Tensor, max_depth: int) -> torch.Tensor:
+    """Reflexive transitive closure of `parents`, bool [bs, W, W]."""
+    batch, width = parents.shape
+    nodes = torch.arange(width, device=parents.device)
+    closure = (nodes.unsqueeze(1) == nodes).expand(batch, width, width).clone()
+    current = parents
+    for _ in range(max_depth):
+        reached = (current.unsqueeze(2) == nodes) & (current >= 0).unsqueeze(2)
+        closure |= reached
+        current = torch.where(current >= 0, parents.gather(1, current.clamp(min=0)), -1)
+    return closure

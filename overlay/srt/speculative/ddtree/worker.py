@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DDTREE worker of SGLang's first generation of DFLASH workers (no overlap scheduling).
+
+It is the DFLASH worker with two differences: the drafted block becomes a tree instead of a chain, and recurrent state is
+committed by node. Prefill, draft KV, block drafting and the decode loop are inherited.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.ddtree.args import draft_view, verify_width
+from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.gates import check_model_runner
+from sglang.srt.speculative.ddtree.targets import TargetChooser
+from sglang.srt.speculative.ddtree.tree import build_tree
+from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
+from sglang.srt.speculative.dflash_worker import DFlashWorker
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+
+logger = logging.getLogger(__name__)
+
+
+def create_ddtree_worker(enable_overlap: bool) -> type[DDTreeWorker]:
+    """The worker class for `SpeculativeAlgorithm.create_worker`.
+
+    Raises:
+        ValueError: Overlap scheduling is on.
+    """
+    if enable_overlap:
+        raise ValueError("DDTREE does not support overlap scheduling in this SGLang release. Pass --disable-overlap-schedule.")
+    return DDTreeWorker
+
+
+class DDTreeWorker(DFlashWorker):
+    """Drafts a block with DFlash, verifies a tree of it.
+
+    Args:
+        server_args: The target's arguments. The DFLASH worker and its draft runner see a view whose only width is the block.
+    """
+
+    def __init__(self, *, server_args: ServerArgs, target_worker: TpModelWorker, **kwargs: Any) -> None:
+        check_model_runner(target_worker.model_runner)
+        super().__init__(server_args=draft_view(server_args), target_worker=target_worker, **kwargs)
+        self.budget = int(server_args.speculative_ddtree_budget)
+        cap = server_args.speculative_ddtree_topk_cap
+        # A path of ranks r1..rd is among the best B only if r1 * .. * rd <= B, so B choices a position are exact.
+        self.topk = self.budget if cap is None else min(self.budget, int(cap))
+        self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
+        self._draft_head: DraftHead | None = None
+        # DFLASH's notes on its own chain verify would be untrue here.
+        self._warned_sampling_fallback = True
+        self._logged_first_verify = True
+        if self.tp_rank == 0:
+            logger.info(
+                "DDTREE ready. block size %d (%d draft positions), budget %d (verify width %d), top-k %d, attention backend %s",
+                self.block_size,
+                self.block_size - 1,
+                self.budget,
+                verify_width(server_args),
+                self.topk,
+                type(self.model_runner.attn_backend).__name__,
+            )
+
+    def _prepare_tree_verify(
+        self, batch: ScheduleBatch, *, draft_hidden: torch.Tensor, block_ids: torch.Tensor, lm_head: Any
+    ) -> None:
+        """Turn a drafted block into the batch's tree verify input, in place of DFLASH's chain.
+
+        Args:
+            draft_hidden: Draft hidden states, [bs, block, hidden]; row i is about the i-th token after the bonus token.
+            block_ids: Draft input tokens, int64 [bs, block]; column 0 is the bonus token.
+            lm_head: The target's head.
+        """
+        if self._draft_head is None:
+            model = self.target_worker.model_runner.model
+            self._draft_head = DraftHead(lm_head, getattr(model, "logits_processor", None), get_tp_group())
+        batch_size, block_size, hidden_size = draft_hidden.shape
+        rows = draft_hidden[:, 1:].reshape(-1, hidden_size)
+        log_probs, token_ids = self._draft_head.top_log_probs(rows, self.topk)
+        shape = (batch_size, block_size - 1, -1)
+        tree = build_tree(block_ids[:, 0], log_probs.view(shape), token_ids.view(shape), self.budget)
+
+        verify_input = DDTreeVerifyInput(
+            draft_token=tree.tokens.reshape(-1),
+            positions=(batch.seq_lens.unsqueeze(1) + tree.depths).reshape(-1),
+            draft_token_num=tree.tokens.shape[1],
+            tree=tree,
+            targets=self._targets,
+        )
+        verify_input.prepare_for_verify(batch, self.page_size)
+        batch.forward_mode = ForwardMode.TARGET_VERIFY
+        batch.spec_info = verify_input
+        batch.return_hidden_states = False
+
+    def _update_target_mamba_state_after_verify(
+        self, *, batch: ScheduleBatch, seq_lens_pre_verify: torch.Tensor, commit_lens: torch.Tensor
+    ) -> None:
+        """Commit the recurrent state of the last accepted node; a node's row is not its depth."""
+        attn_backend = self.target_worker.model_runner.attn_backend
+        if not hasattr(attn_backend, "update_mamba_state_after_mtp_verify"):
+            return
+        last_nodes, tracked_nodes = recurrent_steps(
+            batch.spec_info, batch, seq_lens_pre_verify, self.server_args.mamba_track_interval
+        )
+        attn_backend.update_mamba_state_after_mtp_verify(
+            accepted_steps=last_nodes,
+            mamba_track_indices=batch.mamba_track_indices,
+            mamba_steps_to_track=tracked_nodes,
+            model=self.target_worker.model_runner.model,
+        )

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a float32 engine on a CPU needs changed, in every process the engine starts, and the tests' view into DFLASH.
+
+`DDTREE_TEST_KEEP_DTYPE`: SGLang casts a drafter's input embeddings with `.bfloat16()` whatever its dtype; a float32 drafter
+needs them left alone.
+`DDTREE_TEST_CHAIN_TRACE`: a file that gets a JSON line per DFLASH verify step with the drafted chain of each request.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import sys
+
+CHAIN_MODULE = "sglang.srt.speculative.dflash_info"
+
+
+def _trace_chains(module, target):
+    plain = module.DFlashVerifyInput.prepare_for_verify
+
+    def prepare_for_verify(self, batch, page_size, **kwargs):
+        if type(self) is module.DFlashVerifyInput:
+            chains = self.draft_token.view(len(batch.reqs), self.draft_token_num).tolist()
+            with open(target, "a") as out:
+                for req, tokens in zip(batch.reqs, chains):
+                    out.write(json.dumps({"rid": req.rid, "prefix_len": len(req.origin_input_ids) + len(req.output_ids) - 1, "tokens": tokens}) + "\n")
+        return plain(self, batch, page_size, **kwargs)
+
+    module.DFlashVerifyInput.prepare_for_verify = prepare_for_verify
+
+
+class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Runs `_trace_chains` once the module that holds DFLASH's verify input has been executed."""
+
+    def __init__(self, target):
+        self._target = target
+
+    def find_spec(self, name, path=None, target=None):
+        if name != CHAIN_MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+        _trace_chains(module, self._target)
+
+
+if os.environ.get("DDTREE_TEST_KEEP_DTYPE"):
+    try:
+        import torch
+    except ImportError:
+        pass
+    else:
+        torch.Tensor.bfloat16 = lambda self: self
+
+if os.environ.get("DDTREE_TEST_CHAIN_TRACE"):
+    sys.meta_path.insert(0, _AfterImport(os.environ["DDTREE_TEST_CHAIN_TRACE"]))
