@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Edits as data: an `Edit` is what the overlay inserts into one upstream file, made of named insertions.
+
+An insertion only ever adds whole statements between two upstream statements, so every upstream line survives. It is
+undone the same way: the statements at its anchor must be exactly the inserted ones, and are taken out. Nothing in the
+file marks them; the edit itself is the record, which is why `Edit.remove` needs no copy of the base.
+
+Insertions are applied in order and removed in reverse order, so several of them may share an anchor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import libcst as cst
+
+from ddtree_overlay.edits.anchors import (
+    After,
+    AfterLastMember,
+    AfterMethod,
+    Anchor,
+    AnchorError,
+    Spot,
+    find_spot,
+)
+from ddtree_overlay.edits.tree import parse, replace_block
+
+
+@dataclass(frozen=True, slots=True)
+class Insertion:
+    """Statements that go to one gap of one scope. Use one of the named pieces below to make one.
+
+    Args:
+        scope: Dotted name of the class or function, `ServerArgs.add_cli_args`.
+        anchor: The gap.
+        code: The statements as black would print them at module level; ASCII.
+        reason: One sentence: why the file needs them.
+        blank_before: Blank lines above the code.
+        blank_after: Blank lines below the code; a statement must follow.
+    """
+
+    scope: str
+    anchor: Anchor
+    code: str
+    reason: str
+    blank_before: int = 0
+    blank_after: int = 0
+
+    def insert(self, module: cst.Module, path: str) -> cst.Module:
+        """`module` with the code inserted.
+
+        Raises:
+            AnchorError: The anchor is not exactly one place.
+        """
+        spot = find_spot(module, self.scope, self.anchor, path)
+        body = list(spot.block.body)
+        body[spot.index : spot.index] = self._nodes()
+        if self.blank_after:
+            self._pad(body, spot.index + len(self._nodes()), path)
+        return replace_block(module, spot.block, spot.block.with_changes(body=body))
+
+    def remove(self, module: cst.Module, path: str) -> cst.Module | None:
+        """`module` without the code, or None when the code is not at the anchor.
+
+        Raises:
+            AnchorError: The anchor is not exactly one place.
+        """
+        spot = find_spot(module, self.scope, self.anchor, path)
+        count = len(self._nodes())
+        start = spot.index - count if self.anchor.inserted_above else spot.index
+        if start < 0 or not self._is_at(module, spot, start):
+            return None
+        body = list(spot.block.body)
+        del body[start : start + count]
+        if self.blank_after:
+            following = body[start]
+            body[start] = following.with_changes(
+                leading_lines=getattr(following, "leading_lines", ())[self.blank_after :]
+            )
+        return replace_block(module, spot.block, spot.block.with_changes(body=body))
+
+    def _is_at(self, module: cst.Module, spot: Spot, start: int) -> bool:
+        nodes = self._nodes()
+        present: Sequence[cst.CSTNode] = spot.block.body[start : start + len(nodes)]
+        if len(present) != len(nodes):
+            return False
+        if any(module.code_for_node(a) != module.code_for_node(b) for a, b in zip(present, nodes, strict=True)):
+            return False
+        if not self.blank_after:
+            return True
+        following = spot.block.body[start + len(nodes) : start + len(nodes) + 1]
+        lines = [line for node in following for line in getattr(node, "leading_lines", ())][: self.blank_after]
+        return len(lines) == self.blank_after and all(_is_blank(line) for line in lines)
+
+    def _nodes(self) -> tuple[cst.BaseStatement, ...]:
+        return _parsed(self.code, self.blank_before)
+
+    def _pad(self, body: list[cst.BaseStatement], index: int, path: str) -> None:
+        if index >= len(body):
+            raise AnchorError(path, self.scope, self.anchor.text, "no statement follows the gap")
+        following = body[index]
+        lines = (*_blank(self.blank_after), *getattr(following, "leading_lines", ()))
+        body[index] = following.with_changes(leading_lines=lines)
+
+
+def insert_statements(
+    scope: str, anchor: Anchor, code: str, *, reason: str, blank_before: int = 0, blank_after: int = 0
+) -> Insertion:
+    """Statements at a gap of a function."""
+    return Insertion(scope, anchor, code, reason, blank_before, blank_after)
+
+
+def add_enum_member(scope: str, name: str, *, reason: str) -> Insertion:
+    """A member behind the last one of an `auto()` enum."""
+    return Insertion(scope, AfterLastMember(), f"{name} = auto()\n", reason)
+
+
+def add_field(scope: str, fields: Sequence[str], *, after: str, reason: str) -> Insertion:
+    """Annotated fields of a dataclass, behind the field `after`."""
+    return Insertion(scope, After(f"{after}: ... = ..."), "".join(f"{field}\n" for field in fields), reason)
+
+
+def add_method(scope: str, code: str, *, after: str, reason: str) -> Insertion:
+    """A method behind the method `after`."""
+    return Insertion(scope, AfterMethod(after), code, reason, blank_before=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One small file before and after an edit, byte for byte."""
+
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Everything that is inserted into one upstream file.
+
+    Args:
+        path: Package-relative POSIX path.
+        summary: One sentence for the header of the review patch.
+        insertions: Applied in this order.
+        examples: Before/after pairs; the tests prove each of them.
+    """
+
+    path: str
+    summary: str
+    insertions: tuple[Insertion, ...]
+    examples: tuple[Example, ...] = ()
+
+    def apply(self, data: bytes) -> bytes:
+        """The file with every insertion present exactly once; its own output comes back unchanged.
+
+        Raises:
+            AnchorError: An insertion has no single place.
+        """
+        return self.plan(data)[0]
+
+    def remove(self, data: bytes) -> bytes:
+        """The upstream bytes that `apply` was given.
+
+        Raises:
+            AnchorError: An insertion is not there, or was changed.
+        """
+        module, missing = self._without(parse(data, self.path))
+        if missing:
+            gone = missing[0]
+            raise AnchorError(self.path, gone.scope, gone.code.splitlines()[0], "inserted code is missing or changed")
+        return module.bytes
+
+    def plan(self, data: bytes) -> tuple[bytes, tuple[Insertion, ...]]:
+        """What `apply` gives, and the insertions that were there before, from a single parse."""
+        module, missing = self._without(parse(data, self.path))
+        for insertion in self.insertions:
+            module = insertion.insert(module, self.path)
+        return module.bytes, tuple(i for i in self.insertions if i not in missing)
+
+    def _without(self, module: cst.Module) -> tuple[cst.Module, list[Insertion]]:
+        missing: list[Insertion] = []
+        for insertion in reversed(self.insertions):
+            removed = insertion.remove(module, self.path)
+            if removed is None:
+                missing.insert(0, insertion)
+            else:
+                module = removed
+        return module, missing
+
+
+@cache
+def _parsed(code: str, blank_before: int) -> tuple[cst.BaseStatement, ...]:
+    # Parsed with "\n" and four spaces, which libcst stores as "the file's default": the code then follows the newline
+    # and indent style of the file it is put into.
+    code.encode("ascii")
+    module = cst.parse_module(code)
+    first, *rest = module.body
+    head = (*_blank(blank_before), *module.header, *first.leading_lines)
+    nodes = [first.with_changes(leading_lines=_flat(head))]
+    nodes += [node.with_changes(leading_lines=_flat(node.leading_lines)) for node in rest]
+    return tuple(nodes)
+
+
+def _flat(lines: Sequence[cst.EmptyLine]) -> tuple[cst.EmptyLine, ...]:
+    """`lines` with blank ones that carry no indentation, whatever block they are put into."""
+    return tuple(line.with_changes(indent=False) if _is_blank(line) else line for line in lines)
+
+
+def _blank(count: int) -> tuple[cst.EmptyLine, ...]:
+    return tuple(cst.EmptyLine(indent=False) for _ in range(count))
+
+
+def _is_blank(line: cst.EmptyLine) -> bool:
+    return line.comment is None and not line.whitespace.value

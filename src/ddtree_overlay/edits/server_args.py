@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""srt/server_args.py: the DDTREE fields, flags, defaults and start-up checks."""
+
+from __future__ import annotations
+
+from ddtree_overlay.edits.anchors import After, AtStart, Before
+from ddtree_overlay.edits.base import Edit, Example, add_field, insert_statements
+
+
+EXAMPLE = Example(
+    before="""\
+class ServerArgs:
+    speculative_algorithm: Optional[str] = None
+    speculative_dflash_draft_window_size: Optional[int] = None
+    speculative_accept_threshold_single: float = 1.0
+
+    def _handle_attention_backend_compatibility(self):
+        model_config = self.get_model_config()
+
+    def _handle_speculative_decoding(self):
+        if self.speculative_algorithm == "NEXTN":
+            self.speculative_algorithm = "EAGLE"
+
+        if self.speculative_algorithm == "DFLASH":
+            self.speculative_eagle_topk = 1
+
+        if self.speculative_algorithm == "NGRAM":
+            pass
+
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--speculative-algorithm", choices=["DFLASH"])
+        parser.add_argument(
+            "--speculative-dflash-draft-window-size",
+            type=int,
+        )
+        parser.add_argument("--speculative-token-map")
+""",
+    after="""\
+class ServerArgs:
+    speculative_algorithm: Optional[str] = None
+    speculative_dflash_draft_window_size: Optional[int] = None
+    speculative_ddtree_budget: int = 64
+    speculative_ddtree_topk_cap: Optional[int] = None
+    speculative_ddtree_allow_hybrid_unsafe: bool = False
+    speculative_accept_threshold_single: float = 1.0
+
+    def _handle_attention_backend_compatibility(self):
+        if self.speculative_algorithm == "DDTREE":
+            from sglang.srt.speculative.ddtree.args import choose_attention_backend
+
+            choose_attention_backend(self)
+
+        model_config = self.get_model_config()
+
+    def _handle_speculative_decoding(self):
+        if self.speculative_algorithm == "NEXTN":
+            self.speculative_algorithm = "EAGLE"
+
+        is_ddtree = self.speculative_algorithm == "DDTREE"
+        if is_ddtree:
+            from sglang.srt.speculative.ddtree.args import enter_dflash_handling
+
+            enter_dflash_handling(self)
+
+        if self.speculative_algorithm == "DFLASH":
+            self.speculative_eagle_topk = 1
+
+        if is_ddtree:
+            from sglang.srt.speculative.ddtree.args import finish_dflash_handling
+
+            finish_dflash_handling(self)
+
+        if self.speculative_algorithm == "NGRAM":
+            pass
+
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--speculative-algorithm", choices=["DFLASH"])
+        parser.add_argument(
+            "--speculative-dflash-draft-window-size",
+            type=int,
+        )
+        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+
+        add_ddtree_cli_args(parser)
+        parser.add_argument("--speculative-token-map")
+""",
+)
+
+SERVER_ARGS = Edit(
+    path="srt/server_args.py",
+    summary="Add the DDTREE fields and flags, choose a backend that can verify a tree, and check the settings.",
+    insertions=(
+        add_field(
+            "ServerArgs",
+            (
+                "speculative_ddtree_budget: int = 64",
+                "speculative_ddtree_topk_cap: Optional[int] = None",
+                "speculative_ddtree_allow_hybrid_unsafe: bool = False",
+            ),
+            after="speculative_dflash_draft_window_size",
+            reason="`ServerArgs.from_cli_args` copies every dataclass field from the flag of the same name.",
+        ),
+        insert_statements(
+            "ServerArgs._handle_attention_backend_compatibility",
+            AtStart(),
+            """\
+if self.speculative_algorithm == "DDTREE":
+    from sglang.srt.speculative.ddtree.args import choose_attention_backend
+
+    choose_attention_backend(self)
+""",
+            reason="The default backend of a GPU may be one that cannot verify a tree, so DDTREE chooses first.",
+            blank_after=1,
+        ),
+        insert_statements(
+            "ServerArgs._handle_speculative_decoding",
+            Before('if self.speculative_algorithm == "DFLASH": ...'),
+            """\
+is_ddtree = self.speculative_algorithm == "DDTREE"
+if is_ddtree:
+    from sglang.srt.speculative.ddtree.args import enter_dflash_handling
+
+    enter_dflash_handling(self)
+""",
+            reason="The draft model is a DFlash model: its settings are resolved by the DFLASH branch below.",
+            blank_before=1,
+        ),
+        insert_statements(
+            "ServerArgs._handle_speculative_decoding",
+            After('if self.speculative_algorithm == "DFLASH": ...'),
+            """\
+if is_ddtree:
+    from sglang.srt.speculative.ddtree.args import finish_dflash_handling
+
+    finish_dflash_handling(self)
+""",
+            reason="Behind the DFLASH branch the block size is known, and tree width and limits follow from it.",
+            blank_before=1,
+        ),
+        insert_statements(
+            "ServerArgs.add_cli_args",
+            After('parser.add_argument("--speculative-dflash-draft-window-size", ...)'),
+            """\
+from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+
+add_ddtree_cli_args(parser)
+""",
+            reason="Adds the flags, and admits DDTREE to --speculative-algorithm without rewriting its `choices` line.",
+        ),
+    ),
+    examples=(EXAMPLE,),
+)

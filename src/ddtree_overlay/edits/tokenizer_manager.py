@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""srt/managers/tokenizer_manager.py: per-request metadata that names the tree."""
+
+from __future__ import annotations
+
+from ddtree_overlay.edits.anchors import After
+from ddtree_overlay.edits.base import Edit, Example, insert_statements
+
+
+EXAMPLE = Example(
+    before="""\
+class TokenizerManager:
+    def _calculate_spec_decoding_metrics(self, meta_info, recv_obj, i):
+        if recv_obj.spec_verify_ct[i] > 0:
+            meta_info["spec_verify_ct"] = recv_obj.spec_verify_ct[i]
+""",
+    after="""\
+class TokenizerManager:
+    def _calculate_spec_decoding_metrics(self, meta_info, recv_obj, i):
+        if recv_obj.spec_verify_ct[i] > 0:
+            meta_info["spec_verify_ct"] = recv_obj.spec_verify_ct[i]
+            if self.server_args.speculative_algorithm == "DDTREE":
+                from sglang.srt.speculative.ddtree.args import request_meta_info
+
+                meta_info.update(request_meta_info(self.server_args))
+""",
+)
+
+TOKENIZER_MANAGER = Edit(
+    path="srt/managers/tokenizer_manager.py",
+    summary="Report algorithm and budget with the accept length of each request.",
+    insertions=(
+        insert_statements(
+            "TokenizerManager._calculate_spec_decoding_metrics",
+            After('meta_info["spec_verify_ct"] = ...'),
+            """\
+if self.server_args.speculative_algorithm == "DDTREE":
+    from sglang.srt.speculative.ddtree.args import request_meta_info
+
+    meta_info.update(request_meta_info(self.server_args))
+""",
+            reason="An accept rate per proposed token means nothing for a tree unless the tree is named with it.",
+        ),
+    ),
+    examples=(EXAMPLE,),
+)

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""srt/layers/attention/triton_backend.py: CUDA graph buffers that hold a tree mask."""
+
+from __future__ import annotations
+
+from ddtree_overlay.edits.anchors import After, AtStart
+from ddtree_overlay.edits.base import Edit, Example, insert_statements
+
+
+EXAMPLE = Example(
+    before="""\
+class TritonAttnBackend:
+    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+        self.cuda_graph_attn_logits = torch.zeros(max_num_tokens)
+
+        if not self.skip_prefill:
+            self.cuda_graph_custom_mask = torch.zeros(
+                (max_num_tokens * self.max_context_len),
+                dtype=torch.uint8,
+            )
+
+        self.done = True
+
+
+class TritonMultiStepDraftBackend:
+    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+        self.cuda_graph_custom_mask = torch.zeros(1)
+""",
+    after="""\
+class TritonAttnBackend:
+    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+        if self.num_draft_tokens:
+            from sglang.srt.speculative.ddtree.gates import check_graph_buffers
+
+            check_graph_buffers(self, max_bs, max_num_tokens)
+
+        self.cuda_graph_attn_logits = torch.zeros(max_num_tokens)
+
+        if not self.skip_prefill:
+            self.cuda_graph_custom_mask = torch.zeros(
+                (max_num_tokens * self.max_context_len),
+                dtype=torch.uint8,
+            )
+            from sglang.srt.speculative.ddtree.gates import grow_graph_mask
+
+            self.cuda_graph_custom_mask = grow_graph_mask(self, max_num_tokens)
+
+        self.done = True
+
+
+class TritonMultiStepDraftBackend:
+    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+        self.cuda_graph_custom_mask = torch.zeros(1)
+""",
+)
+
+TRITON_BACKEND = Edit(
+    path="srt/layers/attention/triton_backend.py",
+    summary="Check that CUDA graphs of the tree's width fit into memory, and widen their mask buffer.",
+    insertions=(
+        insert_statements(
+            "TritonAttnBackend.init_cuda_graph_state",
+            AtStart(),
+            """\
+if self.num_draft_tokens:
+    from sglang.srt.speculative.ddtree.gates import check_graph_buffers
+
+    check_graph_buffers(self, max_bs, max_num_tokens)
+""",
+            reason="A budget that the graph buffers cannot hold must fail by its name, not out of memory.",
+            blank_after=1,
+        ),
+        insert_statements(
+            "TritonAttnBackend.init_cuda_graph_state",
+            After("self.cuda_graph_custom_mask = torch.zeros(...)"),
+            """\
+from sglang.srt.speculative.ddtree.gates import grow_graph_mask
+
+self.cuda_graph_custom_mask = grow_graph_mask(self, max_num_tokens)
+""",
+            reason="A tree mask row covers the prefix and the tree, which is longer than `max_context_len`.",
+        ),
+    ),
+    examples=(EXAMPLE,),
+)

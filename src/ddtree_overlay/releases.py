@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The release table: which edits make DDTREE out of which SGLang. A new release is a new row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddtree_overlay.edits.base import Edit
+from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
+from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN
+from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
+from ddtree_overlay.edits.server_args import SERVER_ARGS
+from ddtree_overlay.edits.spec_info import SPEC_INFO
+from ddtree_overlay.edits.tokenizer_manager import TOKENIZER_MANAGER
+from ddtree_overlay.edits.triton_backend import TRITON_BACKEND
+from ddtree_overlay.errors import OverlayError
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """One supported SGLang.
+
+    Args:
+        version: As pip spells it.
+        edits: In the order of the review patches.
+        sites: Name of the table in `sites/` that classifies every DFLASH site of the release.
+    """
+
+    version: str
+    edits: tuple[Edit, ...]
+    sites: str
+
+    def edit(self, path: str) -> Edit | None:
+        """The edit of the file at `path`, or None."""
+        return next((e for e in self.edits if e.path == path), None)
+
+
+RELEASES = (
+    Release(
+        "0.5.11",
+        edits=(
+            SPEC_INFO,
+            SERVER_ARGS,
+            DFLASH_WORKER,
+            TRITON_BACKEND,
+            KV_CACHE_MIXIN,
+            SCHEDULE_BATCH,
+            TOKENIZER_MANAGER,
+        ),
+        sites="0.5.11",
+    ),
+)
+
+
+def release(version: str) -> Release:
+    """The row of an SGLang version.
+
+    Raises:
+        OverlayError: The version is not supported.
+    """
+    for row in RELEASES:
+        if row.version == version:
+            return row
+    supported = ", ".join(r.version for r in RELEASES)
+    raise OverlayError(
+        f"SGLang {version} is not supported",
+        why=f"supported: {supported}",
+        next_step="install a supported release on the host, or use an overlay that knows this one",
+    )
