@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a base to a bundle and back: every edit and every new module of the overlay, all in memory, all or nothing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddtree_overlay.diffs import count_inserted
+from ddtree_overlay.edits.anchors import AnchorError
+from ddtree_overlay.edits.base import Edit
+from ddtree_overlay.errors import ConflictError, OverlayError
+from ddtree_overlay.manifest import Bundle, Change, sha256
+from ddtree_overlay.modules import imports, paths_of
+from ddtree_overlay.releases import RELEASES, release
+
+
+SUPPORTED_RELEASES = tuple(row.version for row in RELEASES)
+
+
+class AlreadyPatchedError(ConflictError):
+    """The base already holds the overlay, or part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Patched:
+    """A bundle and the bytes of every file it adds or changes."""
+
+    bundle: Bundle
+    files: dict[str, bytes]
+
+
+def load_overlay() -> dict[str, bytes]:
+    """The overlay's new modules by the package-relative path they land at.
+
+    Raises:
+        OverlayError: This installation holds none.
+    """
+    here = Path(__file__).resolve().parent
+    for root in (here / "_overlay", here.parents[1] / "overlay"):
+        files = sorted(p for p in root.rglob("*.py") if "__pycache__" not in p.parts)
+        if files:
+            return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}
+    raise OverlayError("the overlay's modules are missing", next_step="install ddtree-overlay again")
+
+
+def wanted_paths(overlay: Mapping[str, bytes]) -> frozenset[str]:
+    """Every path a snapshot must hold if it exists: edited files, imported modules, and where new modules will land."""
+    wanted = set(overlay)
+    wanted.update(edit.path for row in RELEASES for edit in row.edits)
+    for path, data in overlay.items():
+        for taken in imports(ast.parse(data), path):
+            wanted.update(paths_of(taken.module))
+            if taken.name not in (None, "*"):
+                wanted.update(paths_of(f"{taken.module}.{taken.name}"))
+    return frozenset(wanted)
+
+
+def build(base: Mapping[str, bytes], version: str, *, overlay: Mapping[str, bytes] | None = None) -> Patched:
+    """Patch a base.
+
+    Args:
+        base: The snapshot's files by package-relative path.
+        version: The SGLang version they belong to.
+        overlay: The new modules; default: ours.
+
+    Raises:
+        AnchorError: An edit does not fit its file.
+        AlreadyPatchedError: The base is not pristine.
+        OverlayError: The version is not supported, or a file is missing from the base.
+    """
+    row = release(version)
+    added = load_overlay() if overlay is None else dict(overlay)
+    _refuse_present(base, added)
+    files: dict[str, bytes] = {}
+    changes: list[Change] = []
+    for edit in row.edits:
+        before = base.get(edit.path)
+        if before is None:
+            raise OverlayError(
+                f"{edit.path} is missing from the snapshot",
+                why=f"SGLang {version} has this file, and the overlay edits it",
+                next_step="take the snapshot again: ddtree-overlay snapshot",
+            )
+        after = _patch(edit, before)
+        files[edit.path] = after
+        lines = count_inserted(before, after)
+        assert lines is not None, f"{edit.path}: an upstream line was lost"
+        changes.append(Change(edit.path, sha256(before), sha256(after), lines, 0))
+    for path, data in added.items():
+        files[path] = data
+        changes.append(Change(path, None, sha256(data), data.count(b"\n"), 0))
+    return Patched(Bundle(version, tuple(sorted(changes, key=lambda c: c.path))), files)
+
+
+def unpatch(patched: bytes, path: str, version: str | None = None) -> bytes:
+    """The exact base bytes of an edited file, worked out from the edit alone.
+
+    Args:
+        patched: The file as the overlay left it.
+        path: Package-relative.
+        version: The release it belongs to; default: whichever edit fits.
+
+    Raises:
+        AnchorError: The file is not what the edit made of any base.
+        OverlayError: The overlay does not edit this file.
+    """
+    rows = RELEASES if version is None else (release(version),)
+    edits = list(dict.fromkeys(edit for row in rows for edit in row.edits if edit.path == path))
+    if not edits:
+        raise OverlayError(f"{path} is not edited by the overlay", next_step="list what is: ddtree-overlay diff")
+    failures: list[AnchorError] = []
+    for edit in edits:
+        try:
+            return edit.remove(patched)
+        except AnchorError as error:
+            failures.append(error)
+    raise failures[0]
+
+
+def _patch(edit: Edit, before: bytes) -> bytes:
+    after, present = edit.plan(before)
+    if present:
+        held = "all" if len(present) == len(edit.insertions) else f"{len(present)} of {len(edit.insertions)}"
+        raise _already(edit.path, f"it holds {held} of the overlay's insertions")
+    return after
+
+
+def _refuse_present(base: Mapping[str, bytes], added: Mapping[str, bytes]) -> None:
+    for path, data in added.items():
+        if path in base:
+            same = "is there already" if base[path] == data else "is there already, with other content"
+            raise _already(path, f"a module of the overlay {same}")
+
+
+def _already(path: str, why: str) -> AlreadyPatchedError:
+    return AlreadyPatchedError(
+        f"{path} is already patched; the base is needed",
+        why=why,
+        next_step="take the overlay off first: ddtree-overlay rollback, or snapshot a pristine install",
+    )
