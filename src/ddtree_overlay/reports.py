@@ -3,12 +3,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from ddtree_overlay.manifest import Bundle, Manifest
+
+
+if TYPE_CHECKING:
+    from ddtree_overlay.deploy import (
+        Deployment,
+        FileAction,
+        Process,
+        PushPlan,
+        RollbackPlan,
+        RollbackResult,
+        Status,
+    )
+    from ddtree_overlay.doctor import Difference, Doctor
+    from ddtree_overlay.verify import Finding
 
 
 #: A piece of text and what it means: a key of `render.STYLES`.
 Part = tuple[str, str]
 Line = tuple[Part, ...]
+
+_SIGNS = {
+    "add": ("+", "add"),
+    "change": ("~", "change"),
+    "restore": ("~", "change"),
+    "remove": ("-", "remove"),
+    "same": ("=", "dim"),
+    "conflict": ("!", "bad"),
+}
+_STATES = {"pristine": "ok", "applied": "ok"}
+_LEVELS = {"ok": "ok", "info": "dim", "warning": "warn", "error": "bad"}
 
 
 def row(*parts: str | Part) -> Line:
@@ -26,8 +55,223 @@ def counted(number: int, thing: str, things: str = "") -> str:
     return f"{number} {thing if number == 1 else things or thing + 's'}"
 
 
-def listed(names: Iterable[str], limit: int = 5) -> str:
+def listed(names: Iterable[object], limit: int = 5) -> str:
     """`a, b, c` with the rest counted."""
-    every = list(names)
+    every = [str(n) for n in names]
     rest = f" and {len(every) - limit} more" if len(every) > limit else ""
     return ", ".join(every[:limit]) + rest
+
+
+def snapshot_lines(manifest: Manifest, facts: Mapping[str, Any], folder: str) -> list[Line]:
+    """What a snapshot found."""
+    versions = [f"{name} {version}" for name, version in manifest.versions.items() if version and name != "sglang"]
+    lines = [
+        row((manifest.name, "head"), f"  sglang {manifest.release}  {manifest.root} ({manifest.install})"),
+        row(("  with  ", "dim"), listed(versions, 12) or "no other known package"),
+    ]
+    moved = ""
+    if "transferred" in facts:
+        moved = f" ({facts['transferred']} transferred, {facts.get('unchanged', 0)} unchanged)"
+    lines.append(
+        row(
+            ("  files ", "dim"),
+            f"{len(manifest.files)}{moved}; {counted(len(manifest.mentions), 'file')} with DFlash in it",
+        )
+    )
+    shared = sum(entry.nlink > 1 for entry in manifest.files)
+    if shared:
+        lines.append(
+            row(
+                ("  links ", "dim"),
+                f"{counted(shared, 'file')} shared with a package cache; push keeps the cache intact",
+            )
+        )
+    return [*lines, row(("  in    ", "dim"), folder)]
+
+
+def bundle_lines(name: str, bundle: Bundle, folder: str) -> list[Line]:
+    """What `patch` built."""
+    width = max(len(change.path) for change in bundle.changes)
+    lines = [row((name, "head"), f"  sglang {bundle.release}  overlay {bundle.overlay_id}  base {bundle.base_id}")]
+    for change in sorted(bundle.changes, key=lambda c: (c.adds, c.path)):
+        sign, style = _SIGNS["add" if change.adds else "change"]
+        lines.append(
+            row("  ", (sign, style), f" {change.path:<{width}}  ", *_line_counts(change.added, change.removed))
+        )
+    added = sum(change.adds for change in bundle.changes)
+    lines.append(row(f"{added} added, {counted(len(bundle.changes) - added, 'file')} changed, in {folder}"))
+    return lines
+
+
+def finding_lines(findings: Sequence[Finding]) -> list[Line]:
+    """What `verify` found, the worst first, and a closing count."""
+    order = ("error", "warning", "info")
+    lines = []
+    for finding in sorted(findings, key=lambda f: (order.index(f.severity), f.check, f.path or "", f.line or 0)):
+        where = "".join(f"{part}:" for part in (finding.path, finding.line) if part)
+        text = f"{finding.check}: {where}{' ' if where else ''}{finding.message}"
+        lines.append(row((f"{finding.severity:<8}", _LEVELS[finding.severity]), text))
+    errors, warnings, infos = (sum(f.severity == s for f in findings) for s in order)
+    style = "bad" if errors else "warn" if warnings else "ok"
+    text = f"{counted(errors, 'error')}, {counted(warnings, 'warning')}, {counted(infos, 'note')}"
+    return [*lines, row(("verify: ", "head"), (text, style))]
+
+
+def plan_lines(plan: PushPlan) -> list[Line]:
+    """What a push would do, file by file."""
+    head = f"  sglang {plan.version}  {plan.root} ({plan.install})"
+    counts = plan.counts()
+    total = f"Plan: {counts['add']} to add, {counts['change']} to change, {counts['remove']} to remove"
+    same = f", {counts['same']} already there" if counts["same"] else ""
+    conflict = f", {counts['conflict']} in conflict" if counts["conflict"] else ""
+    return [
+        row((plan.host, "head"), head),
+        *_action_lines(plan.actions),
+        row(
+            (f"{total}{same}", "head"), (conflict, "bad"), (f".  base {plan.base_id}  overlay {plan.overlay_id}", "dim")
+        ),
+        *_remarks(plan.warnings, plan.processes),
+    ]
+
+
+def rollback_plan_lines(plan: RollbackPlan) -> list[Line]:
+    """What a rollback would do, file by file."""
+    goal = "the base, and remove backups and history" if plan.purge else "the base" if plan.to == "base" else plan.to
+    undone = f", undoing {listed(reversed(plan.undoes))}" if plan.undoes else ""
+    return [
+        row((plan.host, "head"), f"  {plan.root}: back to {goal}{undone}"),
+        *_action_lines(plan.actions),
+        *_remarks(plan.warnings, plan.processes),
+    ]
+
+
+def deployed_line(plan: PushPlan, done: Deployment) -> Line:
+    """The closing line of a push."""
+    text = f"overlay {done.overlay_id}, {counted(done.files, 'file')} verified"
+    return row((f"{plan.host}: pushed as {done.id}", "ok"), f" ({done.state}), {text}")
+
+
+def rolled_back_line(done: RollbackResult) -> Line:
+    """The closing line of a rollback."""
+    goal = "the base" if done.to == "base" else done.to
+    purged = ", backups and history removed" if done.purged else ""
+    text = f"{done.restored} restored, {done.removed} removed, {done.verified} verified{purged}"
+    return row((f"{done.host}: back to {goal}", "ok"), f": {text}")
+
+
+def status_lines(found: Status) -> list[Line]:
+    """What is on a host."""
+    lines = [
+        row(
+            (found.host, "head"),
+            "  ",
+            (found.state, _STATES.get(found.state, "bad")),
+            f"  sglang {found.version or 'not found'}  {found.root}",
+        )
+    ]
+    if found.reason:
+        lines.append(row(f"  {found.reason}"))
+    if found.deployment is not None:
+        done = found.deployment
+        when = f"{_moment(done.time)} by {done.operator or 'unknown'}"
+        lines.append(row(f"  {done.id} ({done.state})  overlay {done.overlay_id}  {when}"))
+    lines += [
+        row("  ", ("! ", "bad"), f"{file.path}: {file.state}{f', {file.reason}' if file.reason else ''}")
+        for file in found.files
+        if found.state not in _STATES or file.state in {"missing", "foreign"}
+    ]
+    if found.unfinished:
+        lines.append(row("  ", ("unfinished: ", "bad"), found.unfinished))
+    if found.ephemeral:
+        lines.append(
+            row(
+                "  ",
+                ("ephemeral: ", "warn"),
+                "the package is in a container layer; a new container comes without the overlay",
+            )
+        )
+    return [*lines, *_remarks(found.warnings, [p for p in found.processes if p.stale])]
+
+
+def history_lines(host: str, deployments: Sequence[Deployment]) -> list[Line]:
+    """Every deployment, one a line."""
+    if not deployments:
+        return [row((host, "head"), "  no deployments")]
+    lines = [row((host, "head"), f"  {counted(len(deployments), 'deployment')}")]
+    for done in deployments:
+        state = ("rolled back", "dim") if done.undone else (done.state, "ok" if done.state == "good" else "warn")
+        mark = "*" if done.current else " "
+        note = f"  {done.note}" if done.note else ""
+        text = f"  overlay {done.overlay_id}  sglang {done.release}  {_moment(done.time)}  {done.operator}{note}"
+        lines.append(row(f" {mark}{done.id}  ", (f"{state[0]:<11}", state[1]), text))
+    return lines
+
+
+def doctor_lines(found: Doctor) -> list[Line]:
+    """Every check of `doctor`, with the next step where one is needed."""
+    lines = [row((found.host, "head"), f"  {found.target}")]
+    for check in found.checks:
+        lines.append(row("  ", (f"{check.level:<8}", _LEVELS[check.level]), f"{check.name}: {check.message}"))
+        if check.next_step:
+            lines.append(row(("           next: ", "dim"), check.next_step))
+    problems = sum(check.level == "error" for check in found.checks)
+    warnings = sum(check.level == "warning" for check in found.checks)
+    text = f"{counted(problems, 'error')}, {counted(warnings, 'warning')}"
+    return [*lines, row(("doctor: ", "head"), (text, _LEVELS[found.worst] if problems or warnings else "ok"))]
+
+
+def comparison_lines(here: str, there: str, differences: Sequence[Difference]) -> list[Line]:
+    """Where two hosts differ."""
+    if not differences:
+        return [row((f"{here} and {there} do not differ", "ok"))]
+    items = max(len(d.item) for d in differences)
+    left = max(len(here), *(len(d.here) for d in differences))
+    head = row(("  " + " " * items + f"  {here:<{left}}  {there}", "head"))
+    body = [row(f"  {d.item:<{items}}  ", (f"{d.here:<{left}}", "warn"), "  ", (d.there, "warn")) for d in differences]
+    return [head, *body, row(f"{counted(len(differences), 'difference')} between {here} and {there}")]
+
+
+def _action_lines(actions: Sequence[FileAction]) -> list[Line]:
+    shown = [a for a in actions if a.action != "same"]
+    width = max((len(a.path) for a in shown), default=0)
+    lines = []
+    for action in sorted(shown, key=lambda a: (a.action == "add", a.path)):
+        sign, style = _SIGNS[action.action]
+        about = (
+            "new" if action.action == "add" else f"{action.mode:04o} {action.owner}" if action.mode is not None else ""
+        )
+        links = f", {counted(action.nlink - 1, 'other link')} kept" if action.nlink > 1 else ""
+        reason = f"  {action.reason}" if action.reason else ""
+        counts = _line_counts(action.added, action.removed)
+        lines.append(
+            row(
+                "  ",
+                (sign, style),
+                (f" {action.path:<{width}}", "path"),
+                "  ",
+                *counts,
+                (f"  {about}{links}{reason}", "dim"),
+            )
+        )
+    return lines
+
+
+def _line_counts(added: int, removed: int) -> tuple[Part, Part, Part]:
+    if not added and not removed:
+        return ("", ""), ("", ""), (" " * 10, "")
+    return (f"{f'+{added}':>5}", "add"), (" ", ""), (f"{f'-{removed}' if removed else '':<4}", "remove")
+
+
+def _remarks(warnings: Iterable[str], processes: Sequence[Process]) -> list[Line]:
+    lines = [row(("warning: ", "warn"), text) for text in warnings]
+    if processes:
+        pids = listed((f"pid {p.pid}" for p in processes), 4)
+        verb = "keeps" if len(processes) == 1 else "keep"
+        running = counted(len(processes), "running process", "running processes")
+        text = f"{running} ({pids}) {verb} the old code until restarted"
+        lines.append(row(("restart: ", "warn"), text))
+    return lines
+
+
+def _moment(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

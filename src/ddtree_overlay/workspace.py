@@ -103,6 +103,9 @@ class Workspace:
             raise OverlayError(f"there is no snapshot {name!r}", next_step=_snapshot_again(name))
         base = self.snapshot_folder(name) / "files"
         again = _snapshot_again(name)
+        if not base.is_dir():
+            why = "only manifests are kept under version control"
+            raise OverlayError(f"the files of snapshot {name!r} are not on this machine", why=why, next_step=again)
         return manifest, {f.path: _checked(base, f.path, f.sha256, "snapshot", again) for f in manifest.files}
 
     def cached_files(self, manifest: Manifest) -> dict[str, bytes]:

@@ -25,6 +25,10 @@ _EXIT_CODES = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODE
 class Cli(click.Group):
     """The group of verbs. Its `main` turns every way a command can end into the documented exit code."""
 
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002  click's signature
+        """The verbs in the order of work."""
+        return list(self.commands)
+
     def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:
         """Run and exit: errors as what, why and next step on stderr, and as JSON on stdout with `--json`."""
         _open_missing_streams()

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import functools
+import inspect
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,28 @@ from ddtree_overlay.reports import Line
 from ddtree_overlay.workspace import Workspace
 
 
-Verb = Callable[..., int]
 _FILE = click.Path(path_type=Path)
+_HOST = click.Option(["--host"], metavar="NAME", help="A host of deploy.toml.")
+_RELEASE = click.Option(["--release"], metavar="VERSION", help="The published wheel of a release.")
+_ROOT = click.Option(["--root"], type=_FILE, metavar="PATH", help="A package folder on this machine.")
+_PYTHON = click.Option(["--python"], metavar="PATH", help="The interpreter that imports SGLang there.")
+#: What a verb can be pointed at.
+INSTALLED = (_HOST, _ROOT, _PYTHON)
+ANYTHING = (_HOST, _RELEASE, _ROOT, _PYTHON)
+
+_COMMON = (
+    click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object on stdout."),
+    click.Option(["--config"], type=_FILE, metavar="FILE", help="Use this deploy.toml."),
+    click.Option(["--workdir"], type=_FILE, metavar="DIR", help="Work as if started in DIR."),
+    click.Option(
+        ["--timeout"], type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Patience with a host."
+    ),
+    click.Option(
+        ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour the output."
+    ),
+    click.Option(["-q", "--quiet"], is_flag=True, help="Print results, warnings and errors only."),
+    click.Option(["-v", "--verbose"], count=True, help="Log to stderr; twice for everything."),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,48 +64,39 @@ class App:
         return code
 
 
-def common_options(verb: Verb) -> Verb:
-    """Add the options of every verb; the verb gets an `App` as its first argument and errors are printed for it."""
+def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable[..., int]], click.Command]:
+    """Make a command of a function of an `App`, a `Target` and its own options, which returns the exit code.
 
-    @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
-    @click.option("--config", type=_FILE, metavar="FILE", help="Use this deploy.toml.")
-    @click.option("--workdir", type=_FILE, metavar="DIR", help="Work as if started in DIR.")
-    @click.option("-q", "--quiet", is_flag=True, help="Print results, warnings and errors only.")
-    @click.option("-v", "--verbose", count=True, help="Log more to stderr; twice for everything.")
-    @click.option(
-        "--timeout",
-        type=click.FloatRange(min=0, min_open=True),
-        metavar="SECONDS",
-        help="Give up on a silent host after this.",
-    )
-    @click.option(
-        "--color",
-        type=click.Choice(["auto", "always", "never"]),
-        default="auto",
-        show_default=True,
-        help="Colour the output.",
-    )
-    @functools.wraps(verb)
-    def wrapper(
-        *,
-        as_json: bool,
-        config: Path | None,
-        workdir: Path | None,
-        quiet: bool,
-        verbose: int,
-        timeout: float | None,
-        color: str,
-        **own: Any,
-    ) -> int:
-        screen = Screen(json=as_json, color=color, verbosity=-1 if quiet else verbose)
-        _log_to_stderr(screen.verbosity)
-        try:
-            return verb(App(screen, Workspace.find(workdir), config, timeout), **own)
-        except OverlayError as e:
-            screen.fail(e)
-            return e.exit_code
+    The command has the options of `targets`, then its own, then the common ones; errors are printed for it.
+    """
 
-    return wrapper
+    def decorate(function: Callable[..., int]) -> click.Command:
+        def callback(**given: Any) -> int:
+            screen = Screen(
+                json=given.pop("as_json"),
+                color=given.pop("color"),
+                verbosity=-1 if given.pop("quiet") else given["verbose"],
+            )
+            del given["verbose"]
+            _log_to_stderr(screen.verbosity)
+            named = {str(o.name): given.pop(str(o.name)) for o in targets}
+            try:
+                app = App(screen, Workspace.find(given.pop("workdir")), given.pop("config"), given.pop("timeout"))
+                return function(app, find_target(app, release_allowed=_RELEASE in targets, **named), **given)
+            except OverlayError as e:
+                screen.fail(e)
+                return e.exit_code
+
+        own = list(reversed(getattr(function, "__click_params__", [])))
+        return click.Command(
+            function.__name__,
+            callback=callback,
+            params=[*targets, *own, *_COMMON],
+            help=inspect.cleandoc(function.__doc__ or ""),
+            epilog=f"\b\nExample:\n  {example}",
+        )
+
+    return decorate
 
 
 def _log_to_stderr(verbosity: int) -> None:
@@ -113,25 +124,6 @@ class Target:
         """The host or folder; only for verbs that take no `--release`."""
         assert self.host is not None
         return self.host
-
-
-def target_options(*, release: bool) -> Callable[[Verb], Verb]:
-    """Add `--host`, `--root`, `--python` and, if asked, `--release`; the verb gets a `Target` after its `App`."""
-
-    def decorate(verb: Verb) -> Verb:
-        @functools.wraps(verb)
-        def wrapper(app: App, *, host: str | None, root: Path | None, python: str | None, **own: Any) -> int:
-            asked = own.pop("release", None)
-            target = find_target(app, host=host, root=root, release=asked, python=python, release_allowed=release)
-            return verb(app, target, **own)
-
-        wrapped: Verb = click.option("--python", metavar="PATH", help="Interpreter that imports SGLang there.")(wrapper)
-        wrapped = click.option("--root", type=_FILE, metavar="PATH", help="A package folder on this machine.")(wrapped)
-        if release:
-            wrapped = click.option("--release", metavar="VERSION", help="The published wheel of a release.")(wrapped)
-        return click.option("--host", metavar="NAME", help="A host of deploy.toml.")(wrapped)
-
-    return decorate
 
 
 def find_target(

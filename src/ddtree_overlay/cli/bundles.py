@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`patch`, `verify` and `diff`: make the bundle of a snapshot, prove it, and show what it would change."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from ddtree_overlay.cli.options import ANYTHING, INSTALLED, App, Target, verb
+from ddtree_overlay.cli.targets import live_bundle, opened
+from ddtree_overlay.errors import DifferencesError, OverlayError
+from ddtree_overlay.manifest import Manifest
+from ddtree_overlay.reports import bundle_lines, counted, finding_lines, row
+
+
+if TYPE_CHECKING:
+    from ddtree_overlay.patching import Patched
+
+
+@verb(targets=ANYTHING, example="ddtree-overlay patch --host ct200\n  ddtree-overlay patch --release 0.5.11 --check")
+@click.option("--check", is_flag=True, help="Write nothing; exit 3 when patches/ is not what would be written.")
+def patch(app: App, target: Target, *, check: bool) -> int:
+    """Build the patched files of a snapshot.
+
+    All of it in memory first: one failing edit, and nothing is written. With --release the review diffs below
+    patches/ are written as well.
+    """
+    from ddtree_overlay import patches, patching
+
+    manifest, base = _snapshot(app, target)
+    patched = patching.build(base, manifest.release)
+    folder = app.workspace.patches(manifest.release)
+    shown = folder.relative_to(app.workspace.root)
+    if check:
+        stale = patches.check_patches(folder, base, patched)
+        if stale:
+            raise DifferencesError(
+                f"{shown} is not what the edits give",
+                why="\n".join(stale),
+                next_step=f"run ddtree-overlay patch --release {manifest.release} and commit the result",
+            )
+        value = {"release": manifest.release, "overlay_id": patched.bundle.overlay_id, "stale": []}
+        return app.finish("patch", value, [row((f"{shown} is up to date", "ok"))])
+    stored = app.workspace.save_bundle(patched.bundle, patched.files)
+    where = str(stored.folder.relative_to(app.workspace.root))
+    lines = bundle_lines(target.name, patched.bundle, where)
+    if target.release is not None:
+        patches.write_patches(folder, base, patched)
+        lines.append(row(f"review diffs in {shown}"))
+    value = {
+        "release": manifest.release,
+        "overlay_id": patched.bundle.overlay_id,
+        "base_id": patched.bundle.base_id,
+        "folder": str(stored.folder),
+        "changes": [
+            {"path": c.path, "action": "add" if c.adds else "change", "added": c.added, "removed": c.removed}
+            for c in patched.bundle.changes
+        ],
+    }
+    return app.finish("patch", value, lines)
+
+
+@verb(targets=ANYTHING, example="ddtree-overlay verify --host ct200\n  ddtree-overlay verify --release 0.5.11 --json")
+@click.option("--offline", is_flag=True, help="Leave out what runs on the host: its compiler, imports, `--help`.")
+def verify(app: App, target: Target, *, offline: bool) -> int:
+    """Prove the patched files, here and on the host.
+
+    Checks syntax, upstream lines, hooks, call signatures, classified sites, and imports on the host. Prints
+    findings and exits 3 when one of them is an error. Nothing is written, on the host only a scratch folder
+    that is removed again.
+    """
+    from ddtree_overlay.verify import verify_bundle, verify_on_host
+
+    manifest, base = _snapshot(app, target)
+    patched = _patched(app, target, manifest)
+    app.screen.note(f"{target.name}: checking bundle {patched.bundle.overlay_id}")
+    findings = list(verify_bundle(manifest, base, patched))
+    if target.host is not None and not offline:
+        app.screen.note(f"{target.name}: compiling and importing on the host")
+        with opened(app, target) as transport:
+            findings += verify_on_host(transport, manifest, patched)
+    code = 3 if any(f.severity == "error" for f in findings) else 0
+    value = {
+        "overlay_id": patched.bundle.overlay_id,
+        "findings": [
+            {"check": f.check, "severity": f.severity, "path": f.path, "line": f.line, "message": f.message}
+            for f in findings
+        ],
+    }
+    return app.finish("verify", value, finding_lines(findings), code)
+
+
+@verb(targets=INSTALLED, example="ddtree-overlay diff --host ct200 | less -R")
+@click.option("--exit-code", is_flag=True, help="Exit 3 when there is a difference.")
+def diff(app: App, target: Target, *, exit_code: bool) -> int:
+    """Show what a push would change on a host now.
+
+    A unified diff, coloured on a terminal and plain in a pipe.
+    """
+    from ddtree_overlay import deploy, diffs
+
+    with opened(app, target) as transport:
+        stored = live_bundle(app, target, transport)
+        files = stored.files()
+        live = deploy.fetch_files(transport, sorted(files))
+    parts = [diffs.unified(p, live[p], files[p]) for p in sorted(files) if live[p] != files[p]]
+    data = b"".join(parts)
+    app.screen.diff(data)
+    app.screen.note(
+        f"{target.name}: {counted(len(parts), 'file')} would change" if parts else f"{target.name}: no difference"
+    )
+    code = 3 if parts and exit_code else 0
+    value = {
+        "overlay_id": stored.bundle.overlay_id,
+        "files": [p for p in sorted(files) if live[p] != files[p]],
+        "diff": data.decode("utf-8", "surrogateescape"),
+    }
+    return app.finish("diff", value, [], code)
+
+
+def _snapshot(app: App, target: Target) -> tuple[Manifest, dict[str, bytes]]:
+    if app.workspace.load_manifest(target.name) is None:
+        raise OverlayError(
+            f"there is no snapshot of {target.name}", next_step=f"run {target.command('snapshot')} first"
+        )
+    return app.workspace.load_snapshot(target.name)
+
+
+def _patched(app: App, target: Target, manifest: Manifest) -> Patched:
+    """The bundle that was built for this snapshot, with its files."""
+    from ddtree_overlay.patching import Patched
+
+    digests = {entry.path: entry.sha256 for entry in manifest.files}
+    stored = app.workspace.bundle_for(digests)
+    if stored is None:
+        raise OverlayError(
+            f"the snapshot of {target.name} was not patched yet", next_step=f"run {target.command('patch')} first"
+        )
+    return Patched(stored.bundle, stored.files())

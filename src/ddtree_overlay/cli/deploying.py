@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`push` and `rollback`: the two verbs that change a host. Both show their plan, ask, and run exactly that plan."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+from typing import TYPE_CHECKING
+
+import click
+
+from ddtree_overlay.cli.options import INSTALLED, App, Target, verb
+from ddtree_overlay.cli.targets import live_bundle, opened
+from ddtree_overlay.reports import deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
+
+
+if TYPE_CHECKING:
+    from ddtree_overlay.deploy import PushPlan, RollbackPlan
+
+
+_YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+_DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
+_LOCK_WAIT = click.option(
+    "--lock-wait",
+    type=click.FloatRange(min=0),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait this long for another deployment on the host.",
+)
+
+
+@verb(targets=INSTALLED, example="ddtree-overlay push --host ct200 --dry-run\n  ddtree-overlay push --host ct200")
+@_YES
+@_DRY_RUN
+@_LOCK_WAIT
+def push(app: App, target: Target, *, yes: bool, dry_run: bool, lock_wait: float) -> int:
+    """Put the overlay on a host.
+
+    Plan, question, backup, replace, verify. The bundle is chosen by the digests of the installed files. What
+    runs is exactly the plan that is shown; a file that changes in between stops it. An overlay that is already
+    there is up to date: nothing is written.
+    """
+    from ddtree_overlay import deploy
+
+    with opened(app, target) as transport:
+        stored = live_bundle(app, target, transport)
+        files = stored.files()
+        plan = deploy.plan_push(transport, stored.bundle, files)
+        if _settled(app, target, "push", plan, dry_run=dry_run):
+            return 0
+        if not yes and not app.screen.confirm(f"Push to {target.name}?", next_step=f"{target.command('push')} --yes"):
+            return _declined(app, "push")
+        app.screen.note(f"{target.name}: backing up, replacing and verifying")
+        done = deploy.push(transport, plan, files, operator=_operator(), lock_wait=lock_wait)
+    value = {"changed": True, "plan": plan.as_dict(), "deployment": done.as_dict()}
+    return app.finish("push", value, [deployed_line(plan, done)])
+
+
+@verb(
+    targets=INSTALLED,
+    example="ddtree-overlay rollback --host ct200\n  ddtree-overlay rollback --host ct200 --to base --purge",
+)
+@click.option("--to", metavar="ID", help="Go back to this deployment, or to `base`. Default: one deployment back.")
+@click.option("--purge", is_flag=True, help="Go back to the base and remove backups and history as well.")
+@_YES
+@_DRY_RUN
+@_LOCK_WAIT
+def rollback(
+    app: App, target: Target, *, to: str | None, purge: bool, yes: bool, dry_run: bool, lock_wait: float
+) -> int:
+    """Give a host its earlier files back.
+
+    Bytes, modes, and the absence of what was added; then they are checked. With --purge not one byte of the
+    overlay stays behind, its folder beside the package included.
+    """
+    from ddtree_overlay import deploy
+
+    with opened(app, target) as transport:
+        plan = deploy.plan_rollback(transport, to=to, purge=purge)
+        if _settled(app, target, "rollback", plan, dry_run=dry_run):
+            return 0
+        again = target.command("rollback") + (f" --to {to}" if to else "") + (" --purge" if purge else "") + " --yes"
+        if not yes and not app.screen.confirm(f"Roll back {target.name}?", next_step=again):
+            return _declined(app, "rollback")
+        app.screen.note(f"{target.name}: restoring and verifying")
+        done = deploy.rollback(transport, plan=plan, to=to, purge=purge, operator=_operator(), lock_wait=lock_wait)
+    value = {"changed": True, "plan": plan.as_dict(), "result": done.as_dict()}
+    return app.finish("rollback", value, [rolled_back_line(done)])
+
+
+def _settled(app: App, target: Target, command: str, plan: PushPlan | RollbackPlan, *, dry_run: bool) -> bool:
+    """Show the plan; True when there is nothing more to do. Raises what stands in the plan's way."""
+    from ddtree_overlay.deploy import PushPlan
+
+    value = {"changed": False, "dry_run": dry_run, "plan": plan.as_dict()}
+    pushing = isinstance(plan, PushPlan)
+    if plan.is_noop:
+        text = f"{target.name}: up to date" if pushing else f"{target.name}: nothing to roll back"
+        rest = f", overlay {plan.overlay_id} is already there; nothing was written" if pushing else ""
+        plan.check()
+        app.finish(command, value, [row((text, "ok"), rest)])
+        return True
+    app.screen.ask_lines(plan_lines(plan) if isinstance(plan, PushPlan) else rollback_plan_lines(plan))
+    plan.check()
+    if dry_run:
+        app.finish(command, value, [row(("Dry run: nothing was written.", "dim"))])
+    return dry_run
+
+
+def _declined(app: App, command: str) -> int:
+    app.screen.note("nothing was changed")
+    return app.finish(command, {"changed": False, "declined": True}, [], code=1)
+
+
+def _operator() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no passwd entry, as in many containers
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`status`, `history` and `doctor`: verbs that only look."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import click
+
+from ddtree_overlay.cli.options import INSTALLED, App, Target, find_target, verb
+from ddtree_overlay.cli.targets import opened
+from ddtree_overlay.reports import comparison_lines, doctor_lines, history_lines, status_lines
+
+
+#: States in which nobody needs to act.
+SETTLED = ("pristine", "applied")
+
+
+@verb(targets=INSTALLED, example="ddtree-overlay status --host ct200")
+@click.option("--exit-code", is_flag=True, help="Exit 3 unless the host is pristine or the overlay fully applied.")
+def status(app: App, target: Target, *, exit_code: bool) -> int:
+    """Say what is on a host.
+
+    Pristine, applied, partly applied, drifted, upgraded underneath, or orphaned. Names each file that is not as
+    it should be and each server that still runs older code.
+    """
+    from ddtree_overlay import deploy
+
+    with opened(app, target) as transport:
+        found = deploy.status(transport)
+    code = 3 if exit_code and (found.state not in SETTLED or found.unfinished) else 0
+    return app.finish("status", found.as_dict(), status_lines(found), code)
+
+
+@verb(targets=INSTALLED, example="ddtree-overlay history --host ct200")
+def history(app: App, target: Target) -> int:
+    """List the deployments of a host."""
+    from ddtree_overlay import deploy
+
+    with opened(app, target) as transport:
+        found = deploy.history(transport)
+    return app.finish("history", {"deployments": [d.as_dict() for d in found]}, history_lines(target.name, found))
+
+
+@verb(
+    targets=INSTALLED,
+    example="ddtree-overlay doctor --host ct200\n  ddtree-overlay doctor --host ct200 --against ct201",
+)
+@click.option("--against", metavar="OTHER", help="Show where another host of deploy.toml differs.")
+def doctor(app: App, target: Target, *, against: str | None) -> int:
+    """Examine a host, or compare two.
+
+    Connection, interpreter, versions, kernels, disk, permissions, containers, running servers. Exit 3 when
+    something will not work, or when the hosts of --against differ.
+    """
+    from ddtree_overlay import doctor as core
+
+    paths = _known_paths(app, target.name, against)
+    with opened(app, target) as transport:
+        here = core.diagnose(transport, paths)
+    if against is None:
+        return app.finish("doctor", here.as_dict(), doctor_lines(here), 3 if here.worst == "error" else 0)
+    other = find_target(app, host=against)
+    with opened(app, other) as transport:
+        there = core.diagnose(transport, paths)
+    found = core.compare(here, there)
+    value = {"here": here.as_dict(), "there": there.as_dict(), "differences": [d.as_dict() for d in found]}
+    return app.finish("doctor", value, comparison_lines(target.name, other.name, found), 3 if found else 0)
+
+
+def _known_paths(app: App, *names: str | None) -> Collection[str]:
+    """The modules whose digests are worth comparing: those of the snapshots of both hosts and of every bundle."""
+    paths = {change.path for stored in app.workspace.load_bundles() for change in stored.bundle.changes}
+    for name in filter(None, names):
+        manifest = app.workspace.load_manifest(name)
+        paths |= {entry.path for entry in manifest.files} if manifest else set()
+    return sorted(paths)
