@@ -93,7 +93,8 @@ class Screen:
 
     def fail(self, error: OverlayError) -> None:
         """Print an error on stderr, and on stdout as JSON with `--json`."""
-        self.emit({"ok": False, **error.as_dict()})
+        with contextlib.suppress(OverlayError):  # an unwritable stdout is no reason to lose this error
+            self.emit({"ok": False, **error.as_dict()})
         lines = [row(("error: ", "bad"), error.what)]
         if error.why:
             lines.append(row(("  why:  ", "dim"), error.why.replace("\n", "\n        ")))
@@ -126,7 +127,7 @@ class Screen:
         from rich.console import Console
         from rich.text import Text
 
-        console = Console(file=stream, force_terminal=True, color_system="standard", highlight=False, soft_wrap=True)
+        console = Console(file=stream, force_terminal=True, color_system="standard", no_color=False, highlight=False)
         with _tolerating_closed(stream):
             for line in lines:
                 text = Text.assemble(*((_visible(part), STYLES[style]) for part, style in line))

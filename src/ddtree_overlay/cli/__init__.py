@@ -18,6 +18,7 @@ from ddtree_overlay.errors import EXIT_CODES, OverlayError, UsageError
 from ddtree_overlay.render import Screen, silence
 
 
+PROGRAM = "ddtree-overlay"
 INTERRUPTED = 130
 _EXIT_CODES = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
@@ -29,12 +30,12 @@ class Cli(click.Group):
         """The verbs in the order of work."""
         return list(self.commands)
 
-    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:
+    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # noqa: ARG002
         """Run and exit: errors as what, why and next step on stderr, and as JSON on stdout with `--json`."""
         _open_missing_streams()
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
-        code = self._run(words, prog_name, extra)
+        code = self._run(words, extra)
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -42,10 +43,10 @@ class Cli(click.Group):
                 silence(stream)
         sys.exit(code)
 
-    def _run(self, words: list[str], prog_name: str | None, extra: dict[str, Any]) -> int:
+    def _run(self, words: list[str], extra: dict[str, Any]) -> int:
         screen = Screen(json="--json" in words)
         try:
-            result = super().main(words, prog_name or "ddtree-overlay", **extra)
+            result = super().main(words, PROGRAM, **extra)
             return result if isinstance(result, int) else 0
         except OverlayError as e:
             screen.fail(e)
@@ -54,7 +55,7 @@ class Cli(click.Group):
             click.echo(e.format_message())
             return UsageError.exit_code
         except click.ClickException as e:
-            command = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else "ddtree-overlay"
+            command = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else PROGRAM
             screen.fail(UsageError(e.format_message().rstrip("."), next_step=f"see {command} --help"))
             return UsageError.exit_code
         except (click.Abort, KeyboardInterrupt):
@@ -85,7 +86,7 @@ def _open_missing_streams() -> None:
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog=f"\b\nExit codes:\n{_EXIT_CODES}",
 )
-@click.version_option(__version__, package_name=None, prog_name="ddtree-overlay")
+@click.version_option(__version__, package_name=None, prog_name=PROGRAM)
 def cli() -> None:
     """Add DDTree speculative decoding to an installed SGLang, over SSH, and take it away again.
 

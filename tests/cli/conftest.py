@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.sshd import SshdUnavailable, SshServer
+
+from ddtree_overlay import snapshots
+
+
+PROJECT = Path(__file__).parents[2]
+CACHE = PROJECT / ".cache"
+RELEASE = "0.5.11"
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one object on stdout."""
+        return json.loads(self.out)
+
+
+Run = Callable[..., Ran]
+
+
+def clean_environ(home: Path) -> dict[str, str]:
+    """The environment of a user with an empty home and no ssh agent, without switches that hide faults."""
+    dropped = ("PYTHON", "SSH_", "NO_COLOR", "FORCE_COLOR", "TERM")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    return {**kept, "HOME": str(home), "TERM": "xterm"}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A folder with a configuration that knows `ct200`, where nothing listens."""
+    folder = tmp_path / "workspace"
+    folder.mkdir()
+    (folder / "deploy.toml").write_text('[hosts.ct200]\naddress = "127.0.0.1"\nport = 9\ntimeout = 20\n')
+    (tmp_path / "home").mkdir()
+    return folder
+
+
+@pytest.fixture
+def run(workspace: Path, tmp_path: Path) -> Run:
+    """Run the command line in the workspace, as a process of its own."""
+
+    def call(*words: str, stdin: str = "", **env: str) -> Ran:
+        done = subprocess.run(
+            [sys.executable, "-m", "ddtree_overlay", *words],
+            cwd=workspace,
+            env={**clean_environ(tmp_path / "home"), **env},
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def release_site() -> Path:
+    """The published wheel, unpacked; downloaded once."""
+    return snapshots.fetch_release(RELEASE, CACHE)
+
+
+@pytest.fixture
+def site(tmp_path: Path, release_site: Path) -> Path:
+    """A site-packages folder with SGLang, hardlinked to the unpacked wheel as uv links to its cache (uv#10579)."""
+    folder = tmp_path / "site-packages"
+    shutil.copytree(release_site, folder, copy_function=os.link)
+    return folder
+
+
+@pytest.fixture
+def patched_root(run: Run, site: Path) -> Path:
+    """A package folder whose snapshot was taken and patched in the workspace."""
+    root = site / "sglang"
+    for verb in ("snapshot", "patch"):
+        done = run(verb, "--root", str(root))
+        assert done.code == 0, done.err
+    return root
+
+
+@pytest.fixture
+def host_python(tmp_path: Path, release_site: Path) -> Path:
+    """The interpreter of a virtual environment that SGLang is installed in, without torch."""
+    folder = tmp_path / "host"
+    venv.create(folder, with_pip=False, symlinks=True)
+    purelib = next((folder / "lib").glob("python*/site-packages"))
+    shutil.copytree(release_site, purelib, copy_function=os.link, dirs_exist_ok=True)
+    return folder / "bin/python"
+
+
+@pytest.fixture(scope="session")
+def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
+    """A private sshd on the loopback device; in CI its absence is a failure, never a silent skip."""
+    try:
+        with SshServer.start(tmp_path_factory.mktemp("sshd"), CACHE) as server:
+            yield server
+    except SshdUnavailable as e:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no sshd: {e}")

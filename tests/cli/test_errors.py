@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every refusal that a user can meet: exit code, message, next step, and the same as JSON."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.support.trees import differences, listing
+
+from ddtree_overlay import deploy, errors
+from ddtree_overlay.cli import cli
+
+
+CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OverlayError)]
+
+
+def refused(done, code, *texts):
+    """Assert that a command was refused with `code` and said all of `texts` and a next step on stderr."""
+    assert done.code == code, done.err
+    for text in ("error: ", "next: ", *texts):
+        assert text in done.err
+    assert "Traceback" not in done.err
+
+
+def test_unknown_host_is_refused_with_a_suggestion(run):
+    """Exit 2, the likely name and the known ones."""
+    refused(run("status", "--host", "ct20"), 2, "unknown host 'ct20' (did you mean 'ct200'?)")
+
+
+def test_unknown_config_key_is_refused_with_a_suggestion(run, workspace):
+    """Exit 2; a typing mistake in deploy.toml does not go unnoticed."""
+    (workspace / "deploy.toml").write_text("[hosts.ct200]\nprot = 22\n")
+
+    refused(run("status", "--host", "ct200"), 2, "unknown key 'prot' in [hosts.ct200] (did you mean 'port'?)")
+
+
+def test_broken_toml_is_refused_with_file_and_line(run, workspace):
+    """Exit 2, `file:line:` first."""
+    (workspace / "deploy.toml").write_text("[hosts.ct200]\nport = \n")
+
+    refused(run("status", "--host", "ct200"), 2, f"{workspace / 'deploy.toml'}:2: broken TOML")
+
+
+def test_missing_config_file_is_refused(run, tmp_path):
+    """A file named with --config must exist."""
+    refused(run("status", "--host", "ct200", "--config", str(tmp_path / "none.toml")), 2, "cannot read")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("status",), "no target was named"),
+        (("snapshot", "--host", "ct200", "--release", "0.5.11"), "--host and --release exclude each other"),
+        (("push", "--release", "0.5.11"), "No such option: --release"),
+        (("snapshot", "--release", "0.5.11", "--python", "x"), "--python does not go with --release"),
+        (("status", "--root", "/nonexistent/sglang"), "no such folder"),
+        (("status", "--host"), "requires an argument"),
+        (("status", "--host", "ct200", "--timeout", "0"), "--timeout"),
+        (("status", "--host", "ct200", "--workdir", "/nonexistent"), "no such folder"),
+        (("stauts",), "No such command 'stauts'"),
+    ],
+)
+def test_bad_arguments_are_refused(run, words, text):
+    """Exit 2 on stderr, and the same error as one JSON object with --json."""
+    refused(run(*words), 2, text)
+    done = run(*words, "--json")
+    assert done.code == 2
+    assert done.json["schema"] == 1
+    assert done.json["exit_code"] == 2
+    assert text in done.json["what"]
+
+
+@pytest.mark.parametrize("error", CLASSES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("flags", [(), ("--json",), ("--quiet",)], ids=["plain", "json", "quiet"])
+def test_every_error_class_decides_the_exit_code(monkeypatch, error, flags, workspace):
+    """No failing path ends with 0, with or without --json (patch-package#143, composer-patches#626)."""
+
+    def fail(_transport):
+        raise error("it broke", why="because", next_step="try this")
+
+    monkeypatch.setattr(deploy, "status", fail)
+    done = CliRunner().invoke(cli, ["status", "--host", "ct200", "--workdir", str(workspace), *flags])
+
+    assert done.exit_code == error.exit_code != 0
+    assert error.exit_code in errors.EXIT_CODES
+    assert "error: it broke\n  why:  because\n  next: try this\n" in done.stderr
+    assert bool(done.stdout) == ("--json" in flags)
+
+
+def test_verbs_that_need_a_snapshot_name_the_command(run):
+    """A user who skips a step gets the next command."""
+    refused(run("patch", "--host", "ct200"), 1, "next: run ddtree-overlay snapshot --host ct200 first")
+    refused(run("verify", "--release", "0.5.11"), 1, "next: run ddtree-overlay snapshot --release 0.5.11 first")
+
+
+def test_push_without_a_bundle_names_both_commands(run, site):
+    """A user who skips two steps gets both."""
+    root = site / "sglang"
+
+    refused(
+        run("push", "--root", str(root), "--yes"),
+        1,
+        f"next: run ddtree-overlay snapshot --root {root} && ddtree-overlay patch --root {root}",
+    )
+
+
+def test_verify_without_a_bundle_names_patch(run, site):
+    """A snapshot alone cannot be verified."""
+    root = str(site / "sglang")
+    assert run("snapshot", "--root", root).code == 0
+
+    refused(run("verify", "--root", root), 1, f"next: run ddtree-overlay patch --root {root} first")
+
+
+@pytest.mark.parametrize("damage", ["truncated", "modified"])
+def test_damaged_snapshot_is_refused(run, patched_root, workspace, damage):
+    """Exit 4, naming the file and the command that takes the snapshot again."""
+    file = workspace / "snapshots/root-sglang/files/srt/server_args.py"
+    file.write_bytes(file.read_bytes()[:1000] if damage == "truncated" else file.read_bytes() + b"#")
+
+    refused(
+        run("patch", "--root", str(patched_root)),
+        4,
+        "srt/server_args.py is truncated or was changed",
+        "snapshot --root",
+    )
+
+
+def test_modified_base_file_is_refused_and_nothing_is_written(run, patched_root, site):
+    """Exit 4 when an installed file is neither base nor overlay (OBSong#85)."""
+    file = patched_root / "srt/speculative/spec_info.py"
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(data + b" ")
+    before = listing(site)
+
+    refused(run("push", "--root", str(patched_root), "--yes"), 4, "spec_info.py")
+    refused(run("diff", "--root", str(patched_root)), 4, "spec_info.py")
+    assert not differences(before, listing(site))
+
+
+def test_already_patched_base_is_refused(run, patched_root):
+    """Exit 4: a base that holds the overlay is not patched twice, and is told apart from a strange file."""
+    assert run("push", "--root", str(patched_root), "--yes").code == 0
+    assert run("snapshot", "--root", str(patched_root)).code == 0
+
+    refused(run("patch", "--root", str(patched_root)), 4, "already patched", "rollback")
+
+
+def test_push_without_a_terminal_is_refused(run, patched_root, site):
+    """Exit 2 and the same command with --yes; stdin is never read for an answer."""
+    before = listing(site)
+
+    done = run("push", "--root", str(patched_root), stdin="y\n")
+
+    refused(done, 2, "standard input is not a terminal", f"next: ddtree-overlay push --root {patched_root} --yes")
+    assert "Plan: " in done.out
+    assert not differences(before, listing(site))
+
+
+def test_folder_without_sglang_is_refused(run, tmp_path):
+    """Exit 1 when the folder holds no SGLang."""
+    (tmp_path / "empty").mkdir()
+
+    refused(run("snapshot", "--root", str(tmp_path / "empty")), 1, "sglang")
+
+
+def test_sglang_without_dflash_is_refused(run, site):
+    """Exit 1, naming the version and the supported ones (0.5.10 has no DFlash)."""
+    for name in ("dflash_worker.py", "dflash_worker_v2.py"):
+        (site / "sglang/srt/speculative" / name).unlink(missing_ok=True)
+    info = site / "sglang-0.5.11.dist-info"
+    info.rename(site / "sglang-0.5.10.dist-info")
+    metadata = site / "sglang-0.5.10.dist-info/METADATA"
+    text = metadata.read_text().replace("Version: 0.5.11", "Version: 0.5.10", 1)
+    metadata.unlink()
+    metadata.write_text(text)
+
+    refused(run("snapshot", "--root", str(site / "sglang")), 1, "0.5.10", "0.5.11")
+
+
+def test_unsupported_release_is_refused(run):
+    """Exit 1 before anything is downloaded."""
+    refused(run("snapshot", "--release", "0.5.10"), 1, "0.5.10", "0.5.11")
+
+
+@pytest.mark.usefixtures("project_cache")
+def test_stale_patches_are_a_difference(run, workspace):
+    """Exit 3 when patches/ is not what the edits give, 0 once it is, and --check writes nothing."""
+    assert run("snapshot", "--release", "0.5.11").code == 0
+    refused(run("patch", "--release", "0.5.11", "--check"), 3, "missing: ", "ddtree-overlay patch --release 0.5.11")
+    assert not (workspace / "patches").exists()
+    assert not (workspace / "build").exists()
+    assert run("patch", "--release", "0.5.11").code == 0
+    assert run("patch", "--release", "0.5.11", "--check").code == 0
+    one = next((workspace / "patches/sglang-0.5.11").glob("*.patch"))
+    one.write_bytes(one.read_bytes() + b"\n")
+
+    refused(run("patch", "--release", "0.5.11", "--check"), 3, f"stale: {one}")
+
+
+@pytest.fixture
+def project_cache(workspace: Path, release_site: Path) -> Path:
+    """Give the workspace the downloads of the project."""
+    (workspace / ".cache").symlink_to(
+        release_site.parents[1] if release_site.parent.name == "wheels" else release_site.parent
+    )
+    return workspace / ".cache"
+
+
+def test_exit_code_stays_right_when_stdout_is_closed(workspace):
+    """A closed stdout, or a reader that has gone, changes nothing about the verdict (patch-package#241)."""
+    base = f"cd {workspace} && {sys.executable} -m ddtree_overlay"
+    for tail in (">&-", "> /dev/null", "| true"):
+        for words, code in (
+            ("status --host ct20", 2),
+            ("status --host ct20 --json", 2),
+            ("--version", 0),
+            ("--help", 0),
+        ):
+            command = f"set -o pipefail; {base} {words} {tail}; exit ${{PIPESTATUS[0]}}"
+            done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+            assert done.returncode == code, (words, tail, done.stderr)
+            assert "Traceback" not in done.stderr
+            assert "BrokenPipe" not in done.stderr
+
+
+def test_lost_output_is_not_success(workspace):
+    """A full disk behind stdout is an error, not exit 0."""
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ddtree_overlay", "status", "--json", "--host", "nope"],
+            cwd=workspace,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
