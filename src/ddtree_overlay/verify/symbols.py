@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the modules of a snapshot define: names, re-exports, classes and their members, looked up without importing."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ddtree_overlay.modules import PACKAGE, imports, is_sglang, module_of, paths_of
+
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+#: Bases from other packages that add no members a call could mean.
+_PLAIN_BASES = frozenset({"object", "ABC", "Protocol", "Generic"})
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """The name is not there; `what` says which part."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """The snapshot cannot tell: the name is there or may be, but its definition is elsewhere or made at run time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """A function or method."""
+
+    path: str
+    node: FunctionNode
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """A class."""
+
+    path: str
+    node: ast.ClassDef
+
+
+@dataclass(frozen=True, slots=True)
+class Submodule:
+    """A module."""
+
+    name: str
+
+
+Symbol = Function | Class | Submodule | Unknown | Missing
+
+
+@dataclass(slots=True)
+class _Module:
+    path: str
+    tree: ast.Module
+    bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
+    stars: list[str] = field(default_factory=list)
+
+
+class Symbols:
+    """The modules of a snapshot with the overlay laid over it.
+
+    Args:
+        files: Package-relative path to bytes. A module that is absent here is taken to be absent from the package if
+            `wanted` names it, and to be unknown otherwise.
+        wanted: Paths the snapshot was asked for.
+    """
+
+    def __init__(self, files: Mapping[str, bytes], wanted: frozenset[str]) -> None:
+        self._files = files
+        self._wanted = wanted
+        self._modules: dict[str, _Module | None] = {}
+
+    def module(self, name: str) -> Symbol:
+        """The module `name`, `Missing`, or `Unknown`."""
+        if self._load(name) is not None or self._is_namespace(name):
+            return Submodule(name)
+        return Missing(f"module {name}") if self._wanted.issuperset(paths_of(name)) else Unknown()
+
+    def resolve(self, module: str, name: str, _seen: frozenset[tuple[str, str]] = frozenset()) -> Symbol:
+        """What `from module import name` gives, followed through re-exports."""
+        loaded = self._load(module)
+        submodule = self.module(f"{module}.{name}")
+        if loaded is None:
+            return submodule if self._is_namespace(module) else self.module(module)
+        if (module, name) in _seen:
+            return Missing(f"{name} in {module}: its imports go in a circle")
+        seen = _seen | {(module, name)}
+        bound = loaded.bindings.get(name)
+        if bound:
+            return self._bound(loaded, name, bound, seen)
+        if isinstance(submodule, Submodule):
+            return submodule
+        unsure = "__getattr__" in loaded.bindings
+        for star in loaded.stars:
+            found = self.resolve(star, name, seen) if is_sglang(star) else Unknown()
+            if not isinstance(found, (Missing, Unknown)):
+                return found
+            unsure = unsure or isinstance(found, Unknown)
+        return Unknown() if unsure else Missing(f"{name} in {module}")
+
+    def tree(self, path: str) -> ast.Module:
+        """The parsed file at `path`."""
+        loaded = self._load(module_of(path))
+        assert loaded is not None
+        return loaded.tree
+
+    def bases(self, cls: Class) -> Iterator[Class | Unknown]:
+        """The class and its bases, nearest first; `Unknown` for a base the snapshot does not hold."""
+        yield cls
+        for base in cls.node.bases:
+            expression = base.value if isinstance(base, ast.Subscript) else base
+            found = self.expression(cls.path, expression)
+            if isinstance(found, Class):
+                yield from self.bases(found)
+            elif _dotted_tail(expression) not in _PLAIN_BASES:
+                yield Unknown()
+
+    def member(self, cls: Class, name: str, *, skip_own: bool = False) -> Symbol:
+        """The method `name` of a class or its bases; `Unknown` also for attributes, whose value cannot be seen."""
+        unsure = False
+        for base in list(self.bases(cls))[1 if skip_own else 0 :]:
+            if isinstance(base, Unknown):
+                unsure = True
+                continue
+            own = [n for n in base.node.body if isinstance(n, FunctionNode) and n.name == name]
+            if own:
+                return Function(base.path, own[-1]) if len(own) == 1 and not unsure else Unknown()
+            if name in attributes_of(base.node) or "__getattr__" in attributes_of(base.node):
+                return Unknown()
+        return Unknown() if unsure or name.startswith("__") else Missing(f"{name} in class {cls.node.name}")
+
+    def expression(self, path: str, node: ast.expr) -> Symbol:
+        """What a dotted name at module level means."""
+        if isinstance(node, ast.Name):
+            found = self.resolve(module_of(path), node.id)
+            return Unknown() if isinstance(found, Missing) else found
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+            return self.expression(path, ast.Name(node.value))
+        if isinstance(node, ast.Attribute):
+            owner = self.expression(path, node.value)
+            if isinstance(owner, Submodule):
+                return self.resolve(owner.name, node.attr)
+        return Unknown()
+
+    def _bound(self, loaded: _Module, name: str, bound: list[ast.stmt], seen: frozenset[tuple[str, str]]) -> Symbol:
+        if len(bound) > 1:
+            return Unknown()
+        node = bound[0]
+        if isinstance(node, FunctionNode):
+            return Function(loaded.path, node)
+        if isinstance(node, ast.ClassDef):
+            return Class(loaded.path, node)
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            for taken in imports(node, loaded.path):
+                if taken.bound == name and taken.name is None:
+                    return Submodule(taken.module if taken.bound != PACKAGE else PACKAGE)
+                if taken.bound == name and taken.name is not None:
+                    return self.resolve(taken.module, taken.name, seen)
+        return Unknown()
+
+    def _load(self, name: str) -> _Module | None:
+        if name not in self._modules:
+            path = next((p for p in paths_of(name) if p in self._files), None)
+            self._modules[name] = None if path is None else _read(path, self._files[path])
+        return self._modules[name]
+
+    def _is_namespace(self, name: str) -> bool:
+        folder = "/".join(name.split(".")[1:])
+        return not folder or any(path.startswith(folder + "/") for path in self._files)
+
+
+def attributes_of(node: ast.ClassDef) -> frozenset[str]:
+    """Names that a class defines in its body or sets on `self` or `cls` in a method."""
+    names = {n.name for n in node.body if isinstance(n, (FunctionNode, ast.ClassDef))}
+    for child in ast.walk(node):
+        if (
+            isinstance(child, ast.Attribute)
+            and isinstance(child.ctx, ast.Store)
+            and _dotted_tail(child.value) in ("self", "cls")
+        ):
+            names.add(child.attr)
+    for statement in node.body:
+        for child in ast.walk(statement) if not isinstance(statement, (FunctionNode, ast.ClassDef)) else ():
+            if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                names.add(child.id)
+    return frozenset(names)
+
+
+def _read(path: str, data: bytes) -> _Module:
+    module = _Module(path, ast.parse(data))
+    for node in _module_level(module.tree.body):
+        for name in _names_bound(node):
+            module.bindings.setdefault(name, []).append(node)
+        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
+            module.stars += [i.module for i in imports(node, path)] or [node.module or ""]
+    return module
+
+
+def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        yield node
+        if isinstance(node, (FunctionNode, ast.ClassDef)):
+            continue
+        for name in ("body", "orelse", "finalbody"):
+            yield from _module_level(getattr(node, name, []))
+        for handler in getattr(node, "handlers", []):
+            yield from _module_level(handler.body)
+
+
+def _names_bound(node: ast.stmt) -> Iterator[str]:
+    if isinstance(node, (FunctionNode, ast.ClassDef)):
+        yield node.name
+    elif isinstance(node, (ast.Import, ast.ImportFrom)):
+        yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
+    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.With)):
+        for child in ast.walk(node) if not isinstance(node, (ast.For, ast.With)) else _targets(node):
+            if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                yield child.id
+
+
+def _targets(node: ast.For | ast.With) -> Iterator[ast.AST]:
+    found = [node.target] if isinstance(node, ast.For) else [i.optional_vars for i in node.items if i.optional_vars]
+    for target in found:
+        yield from ast.walk(target)
+
+
+def _dotted_tail(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
