@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
 import venv
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.support.commands import Ran, clean_environ
 from tests.support.sshd import SshdUnavailable, SshServer
 
 from ddtree_overlay import snapshots
@@ -23,28 +21,7 @@ CACHE = PROJECT / ".cache"
 RELEASE = "0.5.11"
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What one command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> dict[str, Any]:
-        """The one object on stdout."""
-        return json.loads(self.out)
-
-
 Run = Callable[..., Ran]
-
-
-def clean_environ(home: Path) -> dict[str, str]:
-    """The environment of a user with an empty home and no ssh agent, without switches that hide faults."""
-    dropped = ("PYTHON", "SSH_", "NO_COLOR", "FORCE_COLOR", "TERM")
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
-    return {**kept, "HOME": str(home), "TERM": "xterm"}
 
 
 @pytest.fixture

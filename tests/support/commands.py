@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the command-line tests share: a clean environment and what a command did."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What one command did."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The one object on stdout."""
+        return json.loads(self.out)
+
+
+def clean_environ(home: Path) -> dict[str, str]:
+    """The environment of a user with an empty home and no ssh agent, without switches that hide faults."""
+    dropped = ("PYTHON", "SSH_", "NO_COLOR", "FORCE_COLOR", "TERM")
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
+    return {**kept, "HOME": str(home), "TERM": "xterm"}
