@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Patched copies of a real SGLang 0.5.11, and engines that decode with them on a CPU.
+
+`patched_site` runs the product's own `snapshot`, `patch` and `push` on an unpacked wheel; `decode` starts one engine in a process of
+its own. Engines decode in float32 with SGLang's Triton kernels in Triton's interpreter, except plain decoding, which needs no
+tree mask and uses torch's attention.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+PROJECT = Path(__file__).resolve().parents[2]
+PAIR = PROJECT / "tests/data/tiny_pair"
+ENGINE_PYTHON = PROJECT / ".cache/engine/bin/python"
+RELEASE = "0.5.11"
+BLOCK_SIZE = 8
+DECODE_TIMEOUT = 420
+
+
+def prompts(*indices: int) -> list[list[int]]:
+    """Prompts of the tiny pair as token ids."""
+    every = json.loads((PAIR / "prompts.json").read_text())
+    return [every[i] for i in indices]
+
+
+def overlay_cli(*args: str, cwd: Path) -> str:
+    """Run the product and return its standard output."""
+    command = [sys.executable, "-m", "ddtree_overlay", *args]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(args)} failed with {done.returncode}:\n{done.stderr}")
+    return done.stdout
+
+
+def unpack_wheel(wheel: Path, site: Path) -> Path:
+    """Unpack a published SGLang wheel into `site`."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    return site
+
+
+def patched_site(wheel: Path, site: Path) -> Path:
+    """An unpacked SGLang that the product has patched in place, as a user would patch a host."""
+    unpack_wheel(wheel, site)
+    with tempfile.TemporaryDirectory() as workdir:
+        target = ("--root", str(site / "sglang"), "--workdir", workdir)
+        overlay_cli("snapshot", *target, cwd=Path(workdir))
+        overlay_cli("patch", *target, cwd=Path(workdir))
+        overlay_cli("push", *target, "--yes", cwd=Path(workdir))
+    return site
+
+
+def broken_site(site: Path, copy: Path, path: str, before: str, after: str) -> Path:
+    """A copy of a patched site with one piece of the overlay broken on purpose."""
+    shutil.copytree(site, copy)
+    file = copy / "sglang/srt/speculative/ddtree" / path
+    text = file.read_text()
+    assert text.count(before) == 1, f"{path} holds the piece to break {text.count(before)} times"
+    file.write_text(text.replace(before, after))
+    return copy
+
+
+def engine_args(algorithm: str | None, **extra: Any) -> dict[str, Any]:
+    """Arguments of a small engine; `algorithm` None decodes plainly."""
+    args: dict[str, Any] = {
+        "model_path": str(PAIR / "target"),
+        "device": "cpu",
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "attention_backend": "torch_native" if algorithm is None else "triton",
+        "max_running_requests": 4,
+        "max_total_tokens": 1024,
+        # The pool is sized by max_total_tokens; SGLang's estimate from free memory can come out negative on a small machine.
+        "mem_fraction_static": 0.5,
+        "context_length": 256,
+        "log_level": "info",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "disable_cuda_graph": True,
+        "disable_overlap_schedule": True,
+        "random_seed": 0,
+    }
+    if algorithm is not None:
+        args |= {"speculative_algorithm": algorithm, "speculative_draft_model_path": str(PAIR / "draft")}
+    return args | extra
+
+
+def engine_environment(site: Path, **extra: str) -> dict[str, str]:
+    """Environment variables for an engine that imports SGLang from `site`."""
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SGLANG", "TRITON", "DDTREE"))}
+    return kept | {
+        "PYTHONPATH": f"{PROJECT / 'tests/engine/standins'}:{site}",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "SGLANG_USE_CPU_ENGINE": "1",
+        "DDTREE_TEST_KEEP_DTYPE": "1",
+        **extra,
+    }
+
+
+def decode(
+    site: Path, args: Mapping[str, Any], calls: list[dict[str, Any]], folder: Path, **environment: str
+) -> dict[str, Any]:
+    """Start an engine, run `calls`, and return what `scripts/engine_job` reports, with its log under `log`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
+    job.write_text(json.dumps({"engine": dict(args), "calls": calls}))
+    if args.get("attention_backend") == "triton":
+        environment |= {"TRITON_INTERPRET": "1"}
+    command = [str(ENGINE_PYTHON), str(PROJECT / "scripts/engine_job"), str(job), str(result)]
+    with log.open("w") as out:
+        subprocess.run(
+            command,
+            env=engine_environment(site, **environment),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            timeout=DECODE_TIMEOUT,
+            check=False,
+        )
+    text = log.read_text()
+    if not result.exists():
+        raise EngineFailed(text)
+    return {**json.loads(result.read_text()), "log": text}
+
+
+class EngineFailed(Exception):
+    """The engine did not finish; the exception's text is its log."""
+
+
+def greedy(input_ids: list[list[int]], max_new_tokens: int = 40) -> dict[str, Any]:
+    """A call that decodes greedily to the token limit."""
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True}
+    return {"input_ids": input_ids, "sampling_params": sampling}
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """A JSONL file."""
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+#: A job: its name in the test's report and what runs it.
+Job = Callable[[], dict[str, Any]]
