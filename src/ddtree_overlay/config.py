@@ -127,7 +127,7 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
     else:
         import tomli as tomllib
     try:
-        return tomllib.loads(text)
+        parsed: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as e:
         # Before 3.14 the position is only in the message: "… (at line 3, column 7)".
         at = re.search(r"\(at (?:line (\d+)|end of document)", str(e))
@@ -137,6 +137,7 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
             why=str(e),
             next_step=f"correct line {line} of {path} and run the command again",
         ) from e
+    return parsed
 
 
 def _groups(raw: object, hosts: Mapping[str, Host], path: Path) -> dict[str, tuple[str, ...]]:

@@ -11,16 +11,8 @@ from ddtree_overlay.manifest import Bundle, Manifest
 
 
 if TYPE_CHECKING:
-    from ddtree_overlay.deploy import (
-        Deployment,
-        FileAction,
-        Process,
-        PushPlan,
-        RollbackPlan,
-        RollbackResult,
-        Status,
-    )
     from ddtree_overlay.doctor import Difference, Doctor
+    from ddtree_overlay.plans import Deployment, FileAction, Process, PushPlan, RollbackPlan, RollbackResult, Status
     from ddtree_overlay.verify import Finding
 
 
@@ -31,7 +23,6 @@ Line = tuple[Part, ...]
 _SIGNS = {
     "add": ("+", "add"),
     "change": ("~", "change"),
-    "restore": ("~", "change"),
     "remove": ("-", "remove"),
     "same": ("=", "dim"),
     "conflict": ("!", "bad"),
@@ -145,8 +136,10 @@ def rollback_plan_lines(plan: RollbackPlan) -> list[Line]:
     ]
 
 
-def deployed_line(plan: PushPlan, done: Deployment) -> Line:
+def deployed_line(plan: PushPlan, done: Deployment | None) -> Line:
     """The closing line of a push."""
+    if done is None:
+        return row((f"{plan.host}: overlay {plan.overlay_id} is there", "ok"))
     text = f"overlay {done.overlay_id}, {counted(done.files, 'file')} verified"
     return row((f"{plan.host}: pushed as {done.id}", "ok"), f" ({done.state}), {text}")
 
@@ -180,16 +173,6 @@ def status_lines(found: Status) -> list[Line]:
         for file in found.files
         if found.state not in _STATES or file.state in {"missing", "foreign"}
     ]
-    if found.unfinished:
-        lines.append(row("  ", ("unfinished: ", "bad"), found.unfinished))
-    if found.ephemeral:
-        lines.append(
-            row(
-                "  ",
-                ("ephemeral: ", "warn"),
-                "the package is in a container layer; a new container comes without the overlay",
-            )
-        )
     return [*lines, *_remarks(found.warnings, [p for p in found.processes if p.stale])]
 
 
@@ -240,7 +223,6 @@ def _action_lines(actions: Sequence[FileAction]) -> list[Line]:
         about = (
             "new" if action.action == "add" else f"{action.mode:04o} {action.owner}" if action.mode is not None else ""
         )
-        links = f", {counted(action.nlink - 1, 'other link')} kept" if action.nlink > 1 else ""
         reason = f"  {action.reason}" if action.reason else ""
         counts = _line_counts(action.added, action.removed)
         lines.append(
@@ -250,7 +232,7 @@ def _action_lines(actions: Sequence[FileAction]) -> list[Line]:
                 (f" {action.path:<{width}}", "path"),
                 "  ",
                 *counts,
-                (f"  {about}{links}{reason}", "dim"),
+                (f"  {about}{reason}", "dim"),
             )
         )
     return lines

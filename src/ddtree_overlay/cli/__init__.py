@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import click
@@ -30,7 +31,12 @@ class Cli(click.Group):
         """The verbs in the order of work."""
         return list(self.commands)
 
-    def main(self, args: Any = None, prog_name: str | None = None, **extra: Any) -> NoReturn:  # noqa: ARG002
+    def main(  # type: ignore[override]  # click's second overload may return; ours never does
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        **extra: Any,  # noqa: ARG002
+    ) -> NoReturn:
         """Run and exit: errors as what, why and next step on stderr, and as JSON on stdout with `--json`."""
         _open_missing_streams()
         words = list(sys.argv[1:] if args is None else args)

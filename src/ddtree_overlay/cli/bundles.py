@@ -26,9 +26,9 @@ def patch(app: App, target: Target, *, check: bool) -> int:
     All of it in memory first: one failing edit, and nothing is written. With --release the review diffs below
     patches/ are written as well.
     """
+    manifest, base = _snapshot(app, target)
     from ddtree_overlay import patches, patching
 
-    manifest, base = _snapshot(app, target)
     patched = patching.build(base, manifest.release)
     folder = app.workspace.patches(manifest.release)
     shown = folder.relative_to(app.workspace.root)
@@ -40,8 +40,8 @@ def patch(app: App, target: Target, *, check: bool) -> int:
                 why="\n".join(stale),
                 next_step=f"run ddtree-overlay patch --release {manifest.release} and commit the result",
             )
-        value = {"release": manifest.release, "overlay_id": patched.bundle.overlay_id, "stale": []}
-        return app.finish("patch", value, [row((f"{shown} is up to date", "ok"))])
+        fresh = {"release": manifest.release, "overlay_id": patched.bundle.overlay_id}
+        return app.finish("patch", fresh, [row((f"{shown} is up to date", "ok"))])
     stored = app.workspace.save_bundle(patched.bundle, patched.files)
     where = str(stored.folder.relative_to(app.workspace.root))
     lines = bundle_lines(target.name, patched.bundle, where)
@@ -83,10 +83,7 @@ def verify(app: App, target: Target, *, offline: bool) -> int:
     code = 3 if any(f.severity == "error" for f in findings) else 0
     value = {
         "overlay_id": patched.bundle.overlay_id,
-        "findings": [
-            {"check": f.check, "severity": f.severity, "path": f.path, "line": f.line, "message": f.message}
-            for f in findings
-        ],
+        "findings": [finding.as_dict() for finding in findings],
     }
     return app.finish("verify", value, finding_lines(findings), code)
 

@@ -11,11 +11,12 @@ import click
 
 from ddtree_overlay.cli.options import INSTALLED, App, Target, verb
 from ddtree_overlay.cli.targets import live_bundle, opened
-from ddtree_overlay.reports import deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
+from ddtree_overlay.errors import UsageError
+from ddtree_overlay.reports import Line, deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
 
 
 if TYPE_CHECKING:
-    from ddtree_overlay.deploy import PushPlan, RollbackPlan
+    from ddtree_overlay.plans import PushPlan, RollbackPlan
 
 
 _YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
@@ -46,13 +47,15 @@ def push(app: App, target: Target, *, yes: bool, dry_run: bool, lock_wait: float
         stored = live_bundle(app, target, transport)
         files = stored.files()
         plan = deploy.plan_push(transport, stored.bundle, files)
-        if _settled(app, target, "push", plan, dry_run=dry_run):
+        rest = f", overlay {plan.overlay_id} is already there; nothing was written"
+        settled = row((f"{target.name}: up to date", "ok"), rest)
+        if _settled(app, "push", plan, plan_lines(plan), settled, dry_run=dry_run):
             return 0
         if not yes and not app.screen.confirm(f"Push to {target.name}?", next_step=f"{target.command('push')} --yes"):
             return _declined(app, "push")
         app.screen.note(f"{target.name}: backing up, replacing and verifying")
         done = deploy.push(transport, plan, files, operator=_operator(), lock_wait=lock_wait)
-    value = {"changed": True, "plan": plan.as_dict(), "deployment": done.as_dict()}
+    value = {"changed": True, "plan": plan.as_dict(), "deployment": done.as_dict() if done else None}
     return app.finish("push", value, [deployed_line(plan, done)])
 
 
@@ -75,9 +78,12 @@ def rollback(
     """
     from ddtree_overlay import deploy
 
+    if purge and to not in {None, "base"}:
+        raise UsageError(f"--purge goes back to the base, not to {to}", next_step="leave --to or --purge out")
     with opened(app, target) as transport:
         plan = deploy.plan_rollback(transport, to=to, purge=purge)
-        if _settled(app, target, "rollback", plan, dry_run=dry_run):
+        settled = row((f"{target.name}: nothing to roll back", "ok"))
+        if _settled(app, "rollback", plan, rollback_plan_lines(plan), settled, dry_run=dry_run):
             return 0
         again = target.command("rollback") + (f" --to {to}" if to else "") + (" --purge" if purge else "") + " --yes"
         if not yes and not app.screen.confirm(f"Roll back {target.name}?", next_step=again):
@@ -88,19 +94,16 @@ def rollback(
     return app.finish("rollback", value, [rolled_back_line(done)])
 
 
-def _settled(app: App, target: Target, command: str, plan: PushPlan | RollbackPlan, *, dry_run: bool) -> bool:
+def _settled(
+    app: App, command: str, plan: PushPlan | RollbackPlan, lines: list[Line], settled: Line, *, dry_run: bool
+) -> bool:
     """Show the plan; True when there is nothing more to do. Raises what stands in the plan's way."""
-    from ddtree_overlay.deploy import PushPlan
-
     value = {"changed": False, "dry_run": dry_run, "plan": plan.as_dict()}
-    pushing = isinstance(plan, PushPlan)
-    if plan.is_noop:
-        text = f"{target.name}: up to date" if pushing else f"{target.name}: nothing to roll back"
-        rest = f", overlay {plan.overlay_id} is already there; nothing was written" if pushing else ""
+    if plan.is_noop and not plan.unfinished:
         plan.check()
-        app.finish(command, value, [row((text, "ok"), rest)])
+        app.finish(command, value, [settled])
         return True
-    app.screen.ask_lines(plan_lines(plan) if isinstance(plan, PushPlan) else rollback_plan_lines(plan))
+    app.screen.ask_lines(lines)
     plan.check()
     if dry_run:
         app.finish(command, value, [row(("Dry run: nothing was written.", "dim"))])
