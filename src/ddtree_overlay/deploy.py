@@ -1,0 +1,300 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Push, rollback, status and history, as the operator sees them. The work is done by the agent on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ddtree_overlay.errors import ConflictError, OverlayError
+from ddtree_overlay.hosts.transport import Transport
+from ddtree_overlay.manifest import Bundle, sha256
+from ddtree_overlay.plans import (
+    Deployment,
+    FileAction,
+    FileStatus,
+    Problem,
+    Process,
+    PushPlan,
+    RollbackPlan,
+    RollbackResult,
+    Status,
+)
+
+
+__all__ = [
+    "Deployment",
+    "FileAction",
+    "FileStatus",
+    "Problem",
+    "Process",
+    "PushPlan",
+    "RollbackPlan",
+    "RollbackResult",
+    "Status",
+    "fetch_files",
+    "history",
+    "live_digests",
+    "plan_push",
+    "plan_rollback",
+    "push",
+    "rollback",
+    "status",
+]
+
+
+def plan_push(transport: Transport, bundle: Bundle, files: Mapping[str, bytes]) -> PushPlan:
+    """What a push of `bundle` would do on the host now. Nothing is written there."""
+    changes = _changes(bundle, files)
+    result = transport.call("plan_push", {"changes": changes}).result
+    lines = {c.path: (c.added, c.removed) for c in bundle.changes}
+    return PushPlan(
+        host=transport.name,
+        target=transport.target,
+        root=result["root"],
+        install=result["install"],
+        version=result["versions"]["sglang"] or "unknown",
+        python=result["versions"]["python"] or "",
+        executable=(result["interpreter"] or {}).get("executable", ""),
+        overlay_id=bundle.overlay_id,
+        base_id=bundle.base_id,
+        release=bundle.release,
+        deployment=result["deployment"],
+        actions=tuple(_action(a, lines) for a in result["actions"]),
+        blockers=_problems(result["blockers"], transport.target),
+        warnings=_push_warnings(bundle, result),
+        processes=_processes(result["processes"], None),
+        unfinished=result["unfinished"],
+    )
+
+
+def push(
+    transport: Transport, plan: PushPlan, files: Mapping[str, bytes], *, operator: str, lock_wait: float = 0
+) -> Deployment:
+    """Carry out exactly `plan`; the host checks every digest again under its lock.
+
+    Returns:
+        The deployment that is live afterwards. A plan that is a no-op writes nothing.
+
+    Raises:
+        ConflictError: The plan has conflicts, or a file has changed since it was made; nothing was written.
+        LockedError: Another push or rollback is running, and still was after `lock_wait` seconds.
+        RolledBackError: It failed half-way and everything was put back.
+        RollbackIncompleteError: It failed half-way, and not everything could be put back.
+        OverlayError: The host cannot be written to, or has this overlay from another source; nothing was written.
+    """
+    plan.check()
+    if not plan.is_noop or plan.unfinished:
+        overlay = [a for a in plan.actions if a.path in files]
+        changes = [
+            {"path": a.path, "base": a.base_sha256, "after": sha256(files[a.path]), "size": len(files[a.path])}
+            for a in overlay
+        ]
+        args = {
+            "changes": changes,
+            "expect": [[a.path, a.live_sha256, a.sha256] for a in plan.actions],
+            "operator": operator,
+            "lock_wait": lock_wait,
+            "overlay_id": plan.overlay_id,
+            "base_id": plan.base_id,
+            "release": plan.release,
+        }
+        payload = b"".join(files[a.path] for a in overlay)
+        transport.call("push", args, payload, timeout=None)
+    live = next((d for d in history(transport) if d.current), None)
+    if live is None:
+        raise OverlayError(
+            f"{transport.name}: the overlay is in place, but no deployment put it there",
+            next_step="reinstall SGLang on the host to get rid of it",
+        )
+    return live
+
+
+def plan_rollback(transport: Transport, *, to: str | None = None, purge: bool = False) -> RollbackPlan:
+    """What a rollback would do on the host now. Nothing is written there.
+
+    Args:
+        transport: The host.
+        to: Id of the deployment to go back to, or "base" for none at all. None: one deployment back, or with `purge`
+            all the way.
+        purge: Also remove the state folder, when going back to the base.
+    """
+    result = transport.call("plan_rollback", {"to": to, "purge": purge}).result
+    warnings = _host_warnings(result)
+    if result["left"]:
+        names = ", ".join(result["left"])
+        warnings += (f"SGLang was reinstalled or removed since the push; these files are not ours any more: {names}",)
+    return RollbackPlan(
+        host=transport.name,
+        target=transport.target,
+        root=result["root"],
+        current=result["current"],
+        to=result["to"],
+        undoes=tuple(result["undoes"]),
+        actions=tuple(_action(a, {}) for a in result["actions"]),
+        blockers=_problems(result["blockers"], transport.target),
+        warnings=warnings,
+        processes=_processes(result["processes"], None),
+        purge=purge and result["to"] == "base" and result["state_folder"],
+        unfinished=result["unfinished"],
+    )
+
+
+def rollback(
+    transport: Transport,
+    *,
+    to: str | None = None,
+    purge: bool = False,
+    operator: str = "",
+    plan: RollbackPlan | None = None,
+    lock_wait: float = 0,
+) -> RollbackResult:
+    """Go back to the exact bytes, modes and absence of files of an earlier state, and check that this worked.
+
+    With `plan`, exactly that plan is carried out and `to` and `purge` come from it. Raises as `push`.
+    """
+    plan = plan or plan_rollback(transport, to=to, purge=purge)
+    plan.check()
+    if plan.is_noop and not plan.unfinished:
+        return RollbackResult(transport.name, (), plan.to, 0, 0, 0, purged=False, verified=0)
+    args = {
+        "to": plan.to,
+        "purge": plan.purge,
+        "expect": [[a.path, a.live_sha256, a.sha256] for a in plan.actions],
+        "operator": operator,
+        "lock_wait": lock_wait,
+    }
+    result = transport.call("rollback", args).result
+    return RollbackResult(
+        host=transport.name,
+        undone=tuple(result["undone"]),
+        to=result["to"],
+        restored=result["restored"],
+        removed=result["removed"],
+        directories=result["folders"],
+        purged=result["purged"],
+        verified=result["verified"],
+    )
+
+
+def status(transport: Transport) -> Status:
+    """What is deployed on the host, and whether it is still as it was pushed."""
+    result = transport.call("status", {}).result
+    live = _deployment(result["deployment"]) if result["deployment"] else None
+    return Status(
+        host=transport.name,
+        target=transport.target,
+        root=result["root"],
+        install=result["install"],
+        version=result["versions"]["sglang"] or "unknown",
+        state=result["state"],
+        reason=result["reason"],
+        deployment=live,
+        overlay_id=live.overlay_id if live else None,
+        files=tuple(FileStatus(**f) for f in result["files"]),
+        processes=_processes(result["processes"], live.time if live else 0.0),
+        unfinished=result["unfinished"],
+        ephemeral=result["container"]["ephemeral"],
+        warnings=_host_warnings(result),
+    )
+
+
+def history(transport: Transport) -> list[Deployment]:
+    """Every deployment on the host, the oldest first."""
+    return [_deployment(d) for d in transport.call("history", {}).result["deployments"]]
+
+
+def live_digests(transport: Transport, paths: Collection[str]) -> dict[str, str | None]:
+    """Digest of each of `paths` (package-relative) on the host now; None where there is no such file."""
+    files = transport.call("digests", {"paths": sorted(paths)}).result["files"]
+    return {p: f["sha256"] if f else None for p, f in files.items()}
+
+
+def fetch_files(transport: Transport, paths: Collection[str]) -> dict[str, bytes | None]:
+    """Contents of each of `paths` on the host now; None where there is no such file.
+
+    Raises:
+        ConflictError: A file did not arrive as it is.
+    """
+    reply = transport.call("fetch", {"paths": sorted(paths)})
+    files: dict[str, bytes | None] = {}
+    at = 0
+    for item in reply.result["files"]:
+        if item["size"] is None:
+            files[item["path"]] = None
+            continue
+        data = reply.payload[at : at + item["size"]]
+        at += item["size"]
+        if sha256(data) != item["sha256"]:
+            raise ConflictError(f"{item['path']} did not arrive as it is on {transport.name}")
+        files[item["path"]] = data
+    return files
+
+
+def _changes(bundle: Bundle, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
+    return [
+        {"path": c.path, "base": c.base_sha256, "after": c.sha256, "size": len(files[c.path])} for c in bundle.changes
+    ]
+
+
+def _action(raw: Mapping[str, Any], lines: Mapping[str, tuple[int, int]]) -> FileAction:
+    added, removed = lines.get(raw["path"], (0, 0))
+    return FileAction(
+        path=raw["path"],
+        action=raw["action"],
+        live_sha256=raw["from"],
+        sha256=raw["to"],
+        base_sha256=raw.get("base"),
+        added=added,
+        removed=removed,
+        mode=raw["mode"],
+        owner=raw["owner"] or "",
+        nlink=raw["nlink"] or 0,
+        reason=raw["reason"],
+    )
+
+
+def _problems(raw: Sequence[Mapping[str, str]], target: str) -> tuple[Problem, ...]:
+    return tuple(Problem(r["kind"], r["what"], r["why"], r["next"].replace("{target}", target)) for r in raw)
+
+
+def _processes(raw: Sequence[Mapping[str, Any]], since: float | None) -> tuple[Process, ...]:
+    return tuple(
+        Process(p["pid"], p["command"], p["started"], stale=since is None or p["started"] < since) for p in raw
+    )
+
+
+def _deployment(raw: Mapping[str, Any]) -> Deployment:
+    return Deployment(**raw)
+
+
+def _push_warnings(bundle: Bundle, result: Mapping[str, Any]) -> tuple[str, ...]:
+    warnings = list(_host_warnings(result))
+    version = result["versions"]["sglang"]
+    if version and version != bundle.release:
+        warnings.append(
+            f"the host has SGLang {version}, the bundle was built for {bundle.release}; the files are the same"
+        )
+    shared = [a for a in result["actions"] if a["action"] == "change" and (a["nlink"] or 0) > 1]
+    if shared:
+        links = max(a["nlink"] for a in shared) - 1
+        warnings.append(
+            f"{len(shared)} file(s) have up to {links} other hard link(s) (package cache?); those stay untouched"
+        )
+    if result["unknown_base"]:
+        warnings.append(
+            f"{len(result['unknown_base'])} file(s) are patched already, but not by a deployment recorded here: "
+            "they cannot be rolled back"
+        )
+    return tuple(warnings)
+
+
+def _host_warnings(result: Mapping[str, Any]) -> tuple[str, ...]:
+    warnings = [result["unfinished"]] if result["unfinished"] else []
+    if result["container"]["ephemeral"]:
+        kind = result["container"]["kind"]
+        warnings.append(
+            f"{result['root']} lies in the throw-away layer of a {kind} container: "
+            "the overlay is lost when the container is recreated"
+        )
+    return tuple(warnings)

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent in a subprocess of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+
+from ddtree_overlay.errors import OverlayError
+from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output
+from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
+
+
+class LocalTransport(AgentTransport):
+    """Runs the interpreter here, as the same user."""
+
+    def _python(self) -> str:
+        # A package folder has no interpreter of its own unless one is named; any Python can read files.
+        default = self.host.root and self.host.python == "python3"
+        return sys.executable if default else os.path.expanduser(self.host.python)
+
+    def _run(self, sentinel: str, request: bytes, timeout: float) -> Output:
+        try:
+            child = subprocess.Popen(
+                [self._python(), "-c", BOOTSTRAP, sentinel],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                cwd="/",
+                # Ctrl-C at the terminal must not reach an agent that is swapping files.
+                start_new_session=True,
+            )
+        except OSError as e:
+            raise OverlayError(
+                f"the interpreter {self._python()} cannot be started on {self.name}",
+                why=e.strerror or str(e),
+                next_step="set `python` in deploy.toml to the interpreter that starts the server",
+            ) from e
+        try:
+            return self._exchange(child, request, timeout)
+        except BaseException:
+            # Killed, it is put back at the next contact; the journal was written for this.
+            with contextlib.suppress(ProcessLookupError):
+                if child.poll() is None and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
+                    os.killpg(child.pid, signal.SIGKILL)
+            raise
+        finally:
+            for stream in (child.stdin, child.stdout, child.stderr):
+                if stream:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+
+    def _exchange(self, child: subprocess.Popen[bytes], request: bytes, timeout: float) -> Output:
+        """Send and receive at the same time, so that neither side waits for the other with a full pipe."""
+        assert child.stdin and child.stdout and child.stderr
+        out, error, sent = bytearray(), bytearray(), 0
+        end = time.monotonic() + TOTAL_SECONDS
+        os.set_blocking(child.stdin.fileno(), False)
+        with selectors.DefaultSelector() as selector:
+            selector.register(child.stdin, selectors.EVENT_WRITE)
+            selector.register(child.stdout, selectors.EVENT_READ, out)
+            selector.register(child.stderr, selectors.EVENT_READ, error)
+            while selector.get_map():
+                ready = selector.select(min(timeout, end - time.monotonic()))
+                if not ready:
+                    raise self._no_progress(timeout)
+                for key, _ in ready:
+                    if key.fileobj is child.stdin:
+                        sent = self._feed(child, selector, request, sent)
+                        continue
+                    data = os.read(key.fd, 65536)
+                    key.data.extend(data)
+                    if not data:
+                        selector.unregister(key.fileobj)
+        return Output(bytes(out), bytes(error), child.wait(timeout=timeout))
+
+    def _feed(self, child: subprocess.Popen[bytes], selector: selectors.BaseSelector, request: bytes, sent: int) -> int:
+        assert child.stdin
+        try:
+            sent += os.write(child.stdin.fileno(), request[sent : sent + 65536])
+        except BrokenPipeError:
+            sent = len(request)
+        if sent >= len(request):
+            selector.unregister(child.stdin)
+            child.stdin.close()
+        return sent

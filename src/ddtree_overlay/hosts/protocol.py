@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bytes of one agent call: what is sent, and how the answer is found in what comes back. No I/O."""
+
+from __future__ import annotations
+
+import functools
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from typing import Any
+
+from ddtree_overlay import errors
+from ddtree_overlay.manifest import sha256
+
+
+#: Runs the first part of stdin, under any Python: an old one must be able to say so. One line without single quotes,
+#: `$` and `!`, so that every login shell passes it on unchanged.
+BOOTSTRAP = (
+    'import sys;sys.version_info<(3,9) and sys.exit("ddtree: Python "+sys.version.split()[0]+" is too old");'
+    "exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+)
+
+_KINDS: Mapping[str, type[errors.OverlayError]] = {
+    "failed": errors.OverlayError,
+    "interpreter": errors.OverlayError,
+    "conflict": errors.ConflictError,
+    "locked": errors.LockedError,
+    "rolled-back": errors.RolledBackError,
+    "incomplete": errors.RollbackIncompleteError,
+    "connection": errors.ConnectionFailedError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the agent answered."""
+
+    result: dict[str, Any]
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one run of the interpreter left: `code` is None when it is not known, negative for a signal."""
+
+    stdout: bytes
+    stderr: bytes
+    code: int | None
+
+
+def new_sentinel() -> str:
+    """A line mark that no rc file prints by chance."""
+    return f"ddtree-{secrets.token_hex(16)}"
+
+
+def pack(files: Mapping[str, bytes]) -> tuple[list[dict[str, Any]], bytes]:
+    """`files` as the `files` argument and the payload of the operations `compile` and `probe`."""
+    return [{"path": p, "size": len(d)} for p, d in files.items()], b"".join(files.values())
+
+
+def encode(op: str, args: Mapping[str, Any], payload: bytes) -> bytes:
+    """Everything that goes to the interpreter's stdin: loader, modules, request, payload."""
+    loader, modules = _agent_source()
+    request = json.dumps({"op": op, "args": dict(args), "payload_sha256": sha256(payload)}).encode()
+    return b"".join(b"%d\n%s" % (len(part), part) for part in (loader, modules, request, payload))
+
+
+@functools.cache
+def _agent_source() -> tuple[bytes, bytes]:
+    folder = resources.files("ddtree_overlay") / "remote"
+    sources = {f.name[:-3]: f.read_text("utf-8") for f in folder.iterdir() if f.name.endswith(".py")}
+    loader = sources.pop("loader")
+    return loader.encode(), json.dumps(sources, sort_keys=True).encode()
+
+
+def decode(output: Output, sentinel: str) -> tuple[dict[str, Any], bytes] | None:
+    """The agent's answer and its payload, or None when there is no whole answer in the output.
+
+    Anything before the frame (a noisy rc file, heartbeats) and after it is passed over.
+    """
+    head, mark, rest = output.stdout.partition(f"\n{sentinel}:".encode())
+    sizes, feed, data = rest.partition(b"\n")
+    if not mark or not feed:
+        return None
+    body, payload = (int(n) for n in sizes.split(b":"))
+    if len(data) < body + payload:
+        return None
+    return json.loads(data[:body]), data[body : body + payload]
+
+
+def noise(output: Output, sentinel: str) -> str:
+    """What was printed before the frame, heartbeats taken off."""
+    return output.stdout.partition(f"\n{sentinel}:".encode())[0].strip().decode("utf-8", "replace")
+
+
+def unwrap(answer: Mapping[str, Any], payload: bytes, target: str) -> Reply:
+    """The reply, or the agent's refusal as the matching error; `{target}` in its next step is filled in.
+
+    Raises:
+        OverlayError: The agent refused or failed.
+    """
+    if answer["ok"]:
+        return Reply(answer["result"], payload)
+    raise refusal(answer["error"], target)
+
+
+def refusal(error: Mapping[str, str], target: str) -> errors.OverlayError:
+    """The error class and texts of one refusal of the agent."""
+    step = error["next"].replace("{target}", target)
+    return _KINDS.get(error["kind"], errors.OverlayError)(error["what"], why=error["why"], next_step=step)
+
+
+def missing_answer(output: Output, python: str, name: str, target: str) -> errors.OverlayError:
+    """Why there is no answer, from the exit status and what was printed."""
+    said = _tail(output.stderr) or _tail(output.stdout)
+    step = "set `python` in deploy.toml to the interpreter that starts the server"
+    if output.code in (126, 127):
+        return errors.OverlayError(f"the interpreter {python} cannot be started on {name}", why=said, next_step=step)
+    if output.code is None or output.code < 0:
+        return errors.ConnectionFailedError(
+            f"no answer from {name}: terminated by a signal or the connection was lost",
+            why=said,
+            next_step=f"ddtree-overlay status {target}",
+        )
+    if b"ddtree: Python " in output.stderr:
+        why = f"{python} on {name} is {said.rpartition('ddtree: ')[2]}"
+        return errors.OverlayError(
+            f"{python} on {name} is too old: Python 3.9 or newer is needed", why=why, next_step=step
+        )
+    if b"EOFError" in output.stderr or b"SyntaxError" in output.stderr:
+        why = f"the request was cut short on its way: {said}"
+        return errors.ConnectionFailedError(
+            f"no answer from {name}", why=why, next_step=f"ddtree-overlay status {target}"
+        )
+    why = f"exit status {output.code}, no answer; it said: {said or 'nothing'}"
+    return errors.OverlayError(f"{python} on {name} does not behave like a Python interpreter", why=why, next_step=step)
+
+
+def _tail(data: bytes) -> str:
+    return " / ".join(data.decode("utf-8", "replace").strip().splitlines()[-3:])[-500:]

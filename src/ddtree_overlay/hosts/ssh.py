@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent over SSH: one channel a call, both streams drained, a deadline on everything."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import time
+
+import paramiko
+
+from ddtree_overlay.config import Host
+from ddtree_overlay.errors import ConnectionFailedError
+from ddtree_overlay.hosts.connect import connect
+from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output
+from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
+
+
+class SshTransport(AgentTransport):
+    """Connects at the first call and keeps the connection for the next ones."""
+
+    def __init__(self, host: Host, *, accept_new: bool = False) -> None:
+        super().__init__(host)
+        self._accept_new = accept_new
+        self._hops: list[paramiko.Transport] = []
+
+    def _run(self, sentinel: str, request: bytes, timeout: float) -> Output:
+        if not self._hops or not self._hops[-1].is_active():
+            self.close()
+            self._hops = connect(self.host, accept_new=self._accept_new, warnings=self.warnings)
+        try:
+            channel = self._hops[-1].open_session(timeout=timeout)
+        except (paramiko.SSHException, OSError, EOFError) as e:
+            raise self._lost(e) from e
+        try:
+            channel.settimeout(timeout)
+            channel.exec_command(command_line(self.host.python, sentinel))
+            return _Exchange(channel, request).run(timeout)
+        except TimeoutError as e:
+            # The channel is closed, and so the connection with it: a stalled peer will not answer a second call.
+            self.close()
+            raise self._no_progress(timeout) from e
+        except (paramiko.SSHException, OSError, EOFError) as e:
+            self.close()
+            raise self._lost(e) from e
+        finally:
+            channel.close()
+
+    def _lost(self, e: Exception) -> ConnectionFailedError:
+        return ConnectionFailedError(
+            f"{self.name}: the connection was lost",
+            why=str(e) or type(e).__name__,
+            next_step=f"ddtree-overlay status {self.target}",
+        )
+
+    def close(self) -> None:
+        """Close the connection and its jump hosts, the last one first."""
+        while self._hops:
+            self._hops.pop().close()
+
+
+def command_line(python: str, sentinel: str) -> str:
+    """What the login shell is asked to run. A leading `~/` is left to that shell to expand."""
+    program = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
+    return f"exec {program} -c {shlex.quote(BOOTSTRAP)} {sentinel}"
+
+
+class _Exchange:
+    """Sends the request and drains both streams at once; neither can block the other."""
+
+    def __init__(self, channel: paramiko.Channel, request: bytes) -> None:
+        self._channel = channel
+        self._request = request
+        self._streams: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
+        self._last_sign = time.monotonic()
+
+    def run(self, timeout: float) -> Output:
+        """Run until both streams have ended.
+
+        Raises:
+            TimeoutError: Nothing moved in either direction for `timeout` seconds.
+        """
+        threads = [
+            threading.Thread(target=self._send, daemon=True),
+            threading.Thread(target=self._drain, args=("err", self._channel.recv_stderr), daemon=True),
+            threading.Thread(target=self._drain, args=("out", self._channel.recv), daemon=True),
+        ]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + TOTAL_SECONDS
+        for thread in threads[1:]:
+            while thread.is_alive():
+                thread.join(0.05)
+                if time.monotonic() > min(self._last_sign + timeout, end):
+                    raise TimeoutError
+        return Output(bytes(self._streams["out"]), bytes(self._streams["err"]), self._exit_status(timeout))
+
+    def _send(self) -> None:
+        at = 0
+        try:
+            while at < len(self._request):
+                sent = self._channel.send(self._request[at : at + 32768])
+                if not sent:
+                    return
+                at += sent
+                self._last_sign = time.monotonic()
+            self._channel.shutdown_write()
+        except (paramiko.SSHException, OSError, EOFError):
+            # The other side ended before it had read everything; what it said explains why.
+            return
+
+    def _drain(self, name: str, receive: object) -> None:
+        assert callable(receive)
+        try:
+            while data := receive(65536):
+                self._streams[name].extend(data)
+                self._last_sign = time.monotonic()
+        except (paramiko.SSHException, OSError, EOFError):
+            return
+
+    def _exit_status(self, timeout: float) -> int | None:
+        """The exit status, or None when the process was killed or the connection lost."""
+        if not self._channel.status_event.wait(min(timeout, 5.0)):
+            return None
+        status = self._channel.recv_exit_status()
+        return None if status < 0 else status

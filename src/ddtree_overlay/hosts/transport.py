@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every way of reaching a host has in common: one call of the agent, and how long it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+from ddtree_overlay.config import Host
+from ddtree_overlay.errors import ConnectionFailedError
+from ddtree_overlay.hosts import protocol
+from ddtree_overlay.hosts.protocol import Output, Reply
+
+
+__all__ = ["AgentTransport", "Reply", "Transport", "open_transport"]
+
+#: No operation may take longer than this, even while it shows signs of life.
+TOTAL_SECONDS = 1800.0
+
+
+class Transport(Protocol):
+    """A host that the agent can be run on.
+
+    `name` is the host's name for messages, `target` the option that selects it (`--host NAME`), `warnings` what the
+    operator should hear about the connection.
+    """
+
+    name: str
+    target: str
+    warnings: list[str]
+
+    def call(self, op: str, args: Mapping[str, Any], payload: bytes = b"", *, timeout: float | None = None) -> Reply:
+        """Run one operation; `timeout` is the number of seconds without any progress (default: the host's)."""
+        ...
+
+    def close(self) -> None:
+        """Drop the connection."""
+        ...
+
+
+class AgentTransport:
+    """A transport that only lacks the way to run the interpreter (`_run`)."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+        self.name = host.name
+        self.target = f"--root {host.root}" if host.root else f"--host {host.name}"
+        self.warnings: list[str] = []
+
+    def call(self, op: str, args: Mapping[str, Any], payload: bytes = b"", *, timeout: float | None = None) -> Reply:
+        """Run one operation of the agent.
+
+        Raises:
+            ConnectionFailedError: No connection, no progress for `timeout` seconds, or it ended without an answer.
+            OverlayError: The agent refused, as the class that fits.
+        """
+        sentinel = protocol.new_sentinel()
+        full = {**args, "root": self.host.root} if self.host.root else args
+        request = protocol.encode(op, full, payload)
+        output = self._run(sentinel, request, self.host.timeout if timeout is None else timeout)
+        answer = protocol.decode(output, sentinel)
+        if answer is None:
+            raise protocol.missing_answer(output, self._python(), self.name, self.target)
+        self._listen(protocol.noise(output, sentinel))
+        return protocol.unwrap(*answer, self.target)
+
+    def _run(self, sentinel: str, request: bytes, timeout: float) -> Output:
+        raise NotImplementedError
+
+    def _python(self) -> str:
+        return self.host.python
+
+    def _listen(self, noise: str) -> None:
+        if noise:
+            first = noise.splitlines()[0][:60]
+            warning = f"{self.name}: a start-up file of the login shell prints {first!r} (see ~/.bashrc); ignored"
+            if warning not in self.warnings:
+                self.warnings.append(warning)
+
+    def _no_progress(self, timeout: float) -> ConnectionFailedError:
+        return ConnectionFailedError(
+            f"{self.name}: no sign of life for {timeout:.0f} s",
+            why="the network, the host or the agent has stalled; an interrupted change is put back at the next contact",
+            next_step=f"ddtree-overlay status {self.target}, or raise `timeout` in deploy.toml",
+        )
+
+    def close(self) -> None:
+        """Drop the connection, if one is open."""
+
+    def __enter__(self) -> AgentTransport:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def open_transport(host: Host, *, accept_new: bool = False) -> AgentTransport:
+    """The transport that `host` asks for; it connects at the first call. Use it as a context manager.
+
+    Args:
+        host: A host of `deploy.toml`, or one with `root` set.
+        accept_new: Add an unknown host key to known_hosts instead of refusing; a changed key is refused all the same.
+    """
+    if host.transport == "local" or host.root:
+        from ddtree_overlay.hosts.local import LocalTransport
+
+        return LocalTransport(host)
+    from ddtree_overlay.hosts.ssh import SshTransport
+
+    return SshTransport(host, accept_new=accept_new)

@@ -1,0 +1,207 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known about a deployment before, during and after: plans, results, status. Pure data."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from ddtree_overlay.errors import ConflictError, OverlayError
+
+
+Kind = Literal["add", "change", "remove", "same", "conflict"]
+State = Literal["pristine", "applied", "partial", "drifted", "upgraded", "orphaned"]
+
+
+class _Data:
+    """Adds `as_dict` to a dataclass."""
+
+    __slots__ = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """The value as `--json` prints it."""
+        return asdict(self)  # type: ignore[call-overload,no-any-return]
+
+
+@dataclass(frozen=True, slots=True)
+class FileAction(_Data):
+    """One line of a plan. `sha256` is the digest afterwards, None for a file that will be absent."""
+
+    path: str
+    action: Kind
+    live_sha256: str | None
+    sha256: str | None
+    base_sha256: str | None
+    added: int
+    removed: int
+    mode: int | None
+    owner: str
+    nlink: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Process(_Data):
+    """A running process of the host's interpreter that names sglang; a stale one has code from before the push."""
+
+    pid: int
+    command: str
+    started: float
+    stale: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Problem(_Data):
+    """Something that forbids a plan to be carried out; `kind` is "failed" or "conflict"."""
+
+    kind: str
+    what: str
+    why: str
+    next_step: str
+
+    def error(self) -> OverlayError:
+        """The problem as the error that it is."""
+        cls = ConflictError if self.kind == "conflict" else OverlayError
+        return cls(self.what, why=self.why, next_step=self.next_step)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan(_Data):
+    host: str
+    target: str
+    root: str
+    actions: tuple[FileAction, ...]
+    blockers: tuple[Problem, ...]
+    warnings: tuple[str, ...]
+    processes: tuple[Process, ...]
+    unfinished: str
+
+    @property
+    def conflicts(self) -> tuple[FileAction, ...]:
+        """The files that are not what the plan needs them to be."""
+        return tuple(a for a in self.actions if a.action == "conflict")
+
+    def counts(self) -> dict[str, int]:
+        """Number of files by action."""
+        found = Counter(a.action for a in self.actions)
+        return {k: found[k] for k in ("add", "change", "remove", "same", "conflict")}
+
+    def check(self) -> None:
+        """Raise what forbids this plan.
+
+        Raises:
+            ConflictError: A file is neither what the overlay was built for nor what it makes of it.
+            OverlayError: The host cannot be written to.
+        """
+        if self.conflicts:
+            first = self.conflicts[0]
+            more = f" (and {len(self.conflicts) - 1} more files)" if len(self.conflicts) > 1 else ""
+            raise ConflictError(
+                f"{self.host}: {first.path} is not as expected: {first.reason}{more}",
+                why="nothing was written",
+                next_step=self._conflict_step(),
+            )
+        if self.blockers:
+            raise self.blockers[0].error()
+
+    def _conflict_step(self) -> str:
+        return f"ddtree-overlay snapshot {self.target}, then ddtree-overlay patch"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PushPlan(_Plan):
+    """Exactly what a push will do."""
+
+    install: str
+    version: str
+    python: str
+    executable: str
+    overlay_id: str
+    base_id: str
+    release: str
+    deployment: str | None
+
+    @property
+    def is_noop(self) -> bool:
+        """Whether everything is in place already."""
+        return all(a.action == "same" for a in self.actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackPlan(_Plan):
+    """Exactly what a rollback will do. `to` is a deployment's id or "base"."""
+
+    current: str | None
+    to: str
+    undoes: tuple[str, ...]
+    purge: bool
+
+    @property
+    def is_noop(self) -> bool:
+        """Whether there is nothing to undo and nothing to purge."""
+        return not self.undoes and not self.purge
+
+    def _conflict_step(self) -> str:
+        return f"ddtree-overlay diff {self.target}; put the file back as the deployment left it, or reinstall SGLang"
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment(_Data):
+    """One push as the host remembers it. `undone` is when it was rolled back, None while it was not."""
+
+    id: str
+    state: Literal["pending", "good", "bad"]
+    overlay_id: str
+    base_id: str
+    release: str
+    version: str
+    operator: str
+    time: float
+    files: int
+    current: bool
+    undone: float | None
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackResult(_Data):
+    """What a rollback did; `verified` files were hashed afterwards and are as they should be."""
+
+    host: str
+    undone: tuple[str, ...]
+    to: str
+    restored: int
+    removed: int
+    directories: int
+    purged: bool
+    verified: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileStatus(_Data):
+    """One file of the live deployment: as pushed (`ours`), as before it (`base`), or something else."""
+
+    path: str
+    state: Literal["ours", "base", "missing", "foreign"]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Status(_Data):
+    """What is deployed on a host."""
+
+    host: str
+    target: str
+    root: str
+    install: str
+    version: str
+    state: State
+    reason: str
+    deployment: Deployment | None
+    overlay_id: str | None
+    files: tuple[FileStatus, ...]
+    processes: tuple[Process, ...]
+    unfinished: str
+    ephemeral: bool
+    warnings: tuple[str, ...]

@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The agent: what runs on the host, under the interpreter that serves SGLang.
+
+Nothing is installed there. Each call sends the source of these modules over stdin to `PYTHON -c …`; `loader` keeps them
+in memory as a package and hands the request to `agent.serve`. A dict of modules was chosen over one big file so that
+each part stays readable and testable, and over a zip file so that nothing has to be written to disk first.
+
+Rules for every module here: standard library only, syntax of Python 3.9, relative imports only (on the host the package
+is called `ddtree_agent`), and no import of `ddtree_overlay`.
+
+    loader        the second stage of the bootstrap: reads the modules and the request
+    agent         the operations by name, the reply frame, the heartbeat
+    common        refusals, digests, paths that cannot leave the package
+    locate        which SGLang the interpreter imports, and how it is installed
+    reading       snapshot, digests, file contents
+    facts         versions, kernels, disk, container, processes
+    preflight     reasons why a write would fail, found before anything is written
+    store         the state folder: lock, journal, history, deployments
+    swap          one file replaced or removed, the right way
+    transaction   many files replaced or removed, all or none
+    deployments   push, rollback, status, history
+    probe         compile and import under the host's Python
+"""

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operations by name, and the frame that their answers travel in."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any, Callable
+
+from . import deployments, facts, probe, reading, reporting
+from .common import Refusal
+
+
+Answer = tuple[dict[str, Any], bytes]
+Operation = Callable[[dict[str, Any], bytes], Answer]
+
+OPERATIONS: dict[str, Operation] = {
+    "facts": facts.facts,
+    "snapshot": reading.snapshot,
+    "digests": reading.digests,
+    "fetch": reading.fetch,
+    "compile": probe.compile_files,
+    "probe": probe.probe,
+    "plan_push": deployments.plan_push,
+    "push": deployments.push,
+    "plan_rollback": deployments.plan_rollback,
+    "rollback": deployments.rollback,
+    "status": reporting.status,
+    "history": reporting.history,
+}
+#: These finish, or put everything back, even when the connection is gone.
+MUTATING = frozenset({"push", "rollback"})
+HEARTBEAT_SECONDS = 5.0
+
+
+def serve(call: dict[str, Any], payload: bytes, sentinel: str) -> None:
+    """Run one operation and write its answer to stdout."""
+    out = os.dup(1)
+    # Whatever an imported module prints must not get into the answer.
+    os.dup2(2, 1)
+    os.chdir("/")
+    if call["op"] in MUTATING:
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    done = threading.Event()
+    beat = threading.Thread(target=_beat, args=(out, done), daemon=True)
+    beat.start()
+    answer, data = _answer(call, payload)
+    done.set()
+    beat.join()
+    body = json.dumps(answer).encode("ascii")
+    with contextlib.suppress(OSError):
+        _write(out, f"\n{sentinel}:{len(body)}:{len(data)}\n".encode("ascii") + body + data)
+    sys.stderr.flush()
+
+
+def _answer(call: dict[str, Any], payload: bytes) -> Answer:
+    try:
+        operation = OPERATIONS.get(call["op"])
+        if operation is None:
+            raise Refusal("failed", f"the agent has no operation {call['op']!r}")
+        result, data = operation(call["args"], payload)
+        return {"ok": True, "result": result}, data
+    except Refusal as refusal:
+        return {"ok": False, "error": refusal.as_dict()}, b""
+    except OSError as e:
+        return {"ok": False, "error": _system_error(e, call["op"]).as_dict()}, b""
+    except Exception as e:
+        fault = Refusal("failed", f"fault in the agent: {type(e).__name__}: {e}", why=traceback.format_exc())
+        return {"ok": False, "error": fault.as_dict()}, b""
+
+
+def _system_error(e: OSError, operation: str) -> Refusal:
+    where = f"{e.filename}: " if e.filename else ""
+    step = (
+        "free some space on that file system"
+        if e.errno in (errno.ENOSPC, errno.EDQUOT)
+        else "ddtree-overlay doctor {target}"
+    )
+    return Refusal("failed", f"{operation} failed on the host: {where}{e.strerror or e}", next_step=step)
+
+
+def _beat(out: int, done: threading.Event) -> None:
+    """Show the other side that a long operation is alive: line feeds before the frame mean nothing."""
+    while not done.wait(HEARTBEAT_SECONDS):
+        with contextlib.suppress(OSError):
+            _write(out, b"\n")
+
+
+def _write(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

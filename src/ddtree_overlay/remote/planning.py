@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a push or a rollback has to do, decided from digests alone. Pure functions, no I/O.
+
+A *record* is what a deployment wrote down: `files` maps each path of its overlay to `base` (digest before any overlay,
+None = absent) and `after` (digest of the overlay's file). An *action* is one file's line of a plan: `path`, `action`,
+`from`, `to`, `reason`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+Live = Mapping[str, "str | None"]
+Action = dict[str, Any]
+
+
+def plan_push(changes: list[dict[str, Any]], live: Live, record: dict[str, Any] | None) -> list[Action]:
+    """The actions that bring `live` to the result of `changes` (each with `path`, `base`, `after`).
+
+    `record` is the deployment that is live now. Its files that `changes` does not name go back to their base.
+    """
+    owned = record["files"] if record else {}
+    actions = [{**_push_one(c, live[c["path"]], owned.get(c["path"]), record), "base": c["base"]} for c in changes]
+    named = {c["path"] for c in changes}
+    for path, own in owned.items():
+        # A file that is no longer ours (reinstalled, edited) is not part of the overlay any more: leave it alone.
+        if path not in named and live[path] == own["after"] and own["base"] != own["after"]:
+            actions.append(_action(path, live[path], own["base"], f"only {record['id']} has it" if record else ""))
+    return sorted(actions, key=lambda a: str(a["path"]))
+
+
+def _push_one(change: dict[str, Any], now: str | None, own: dict[str, Any] | None, record: Any) -> Action:
+    path, base, after = change["path"], change["base"], change["after"]
+    if now in (base, after):
+        return _action(path, now, after)
+    if own and now == own["after"]:
+        if own["base"] == base:
+            return _action(path, now, after, f"replaces the one of {record['id']}")
+        return _conflict(path, now, after, f"{record['id']} patched it from another base; roll back first")
+    if now is None:
+        return _conflict(path, now, after, "missing on the host; the bundle was built for a base that has it")
+    if base is None:
+        return _conflict(path, now, after, "a file of this name is already there, and no deployment put it there")
+    return _conflict(
+        path, now, after, f"live {now[:12]} is neither the base {base[:12]} nor the overlay's {after[:12]}"
+    )
+
+
+def unknown_base(actions: list[Action], changes: list[dict[str, Any]], record: dict[str, Any] | None) -> list[str]:
+    """Changed files that are patched already although no deployment recorded what they were before."""
+    owned = record["files"] if record else {}
+    bases = {c["path"]: c["base"] for c in changes}
+    return [a["path"] for a in actions if a["action"] == "same" and bases.get(a["path"]) and a["path"] not in owned]
+
+
+def plan_rollback(
+    record: dict[str, Any], target: dict[str, Any] | None, live: Live, *, replaced: bool
+) -> tuple[list[Action], list[str]]:
+    """The actions that take `live` from deployment `record` back to deployment `target` (None = the base).
+
+    Args:
+        record: The deployment that is live.
+        target: The earlier deployment to go back to.
+        live: Digests now.
+        replaced: The package was upgraded or uninstalled since: files that are not ours are then left alone.
+
+    Returns:
+        The actions, and the paths that were left alone.
+    """
+    owned, wanted = record["files"], target["files"] if target else {}
+    actions, left = [], []
+    for path in sorted({*owned, *wanted}):
+        goal = wanted[path]["after"] if path in wanted else owned[path]["base"]
+        expected = owned[path]["after"] if path in owned else wanted[path]["base"]
+        now = live[path]
+        if now in (goal, expected):
+            actions.append(_action(path, now, goal))
+        elif replaced:
+            left.append(path)
+        else:
+            what = "missing" if now is None else f"changed to {now[:12]}"
+            actions.append(
+                _conflict(path, now, goal, f"{what} since {record['id']} was pushed; going back would lose that")
+            )
+    return actions, left
+
+
+def classify(
+    record: dict[str, Any] | None, live: Live, version: str | None, *, importable: bool
+) -> tuple[str, str, list[dict[str, str]]]:
+    """State of the host, why, and the state of each file of the overlay."""
+    if record is None:
+        return "pristine", "no overlay is deployed", []
+    files = [{"path": p, **_file_state(own, live[p])} for p, own in sorted(record["files"].items())]
+    counts = {s: sum(f["state"] == s for f in files) for s in ("ours", "base", "missing", "foreign")}
+    name, total = record["id"], len(files)
+    if not importable:
+        return "orphaned", f"SGLang was uninstalled; {counts['ours']} file(s) of {name} are left over", files
+    if counts["ours"] == total:
+        return "applied", f"all {total} files of {name} are in place", files
+    if version != record["version"]:
+        return "upgraded", f"SGLang {record['version']} was replaced by {version} under {name}", files
+    if counts["foreign"]:
+        return "drifted", f"{counts['foreign']} of {total} files are neither the base nor those of {name}", files
+    gone = counts["base"] + counts["missing"]
+    return "partial", f"{gone} of {total} files of {name} are not in place (reinstalled underneath?)", files
+
+
+def _file_state(own: dict[str, Any], now: str | None) -> dict[str, str]:
+    if now == own["after"]:
+        return {"state": "ours", "reason": ""}
+    if now == own["base"]:
+        return {"state": "base" if now else "missing", "reason": "as before the overlay"}
+    if now is None:
+        return {"state": "missing", "reason": "deleted since the push"}
+    return {"state": "foreign", "reason": f"changed to {now[:12]} since the push"}
+
+
+def _action(path: str, now: str | None, goal: str | None, reason: str = "") -> Action:
+    if now == goal:
+        kind = "same"
+    elif goal is None:
+        kind = "remove"
+    elif now is None:
+        kind = "add"
+    else:
+        kind = "change"
+    return {"path": path, "action": kind, "from": now, "to": goal, "reason": reason}
+
+
+def _conflict(path: str, now: str | None, goal: str | None, reason: str) -> Action:
+    return {"path": path, "action": "conflict", "from": now, "to": goal, "reason": reason}

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running processes that serve from this interpreter: they keep the code they have imported until restarted."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def running() -> list[dict[str, Any]]:
+    """Processes of this interpreter whose command line names sglang: pid, command and start time (seconds since 1970).
+
+    Processes of other users whose executable may not be read are left out, as are those in other pid namespaces.
+    """
+    boot = _boot_time()
+    found = []
+    for name in os.listdir("/proc") if boot else []:
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        folder = Path("/proc") / name
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if not any(b"sglang" in w for w in words) or not _ours(folder, words):
+                continue
+            # The command name in field 2 may hold blanks and parentheses; count fields from its end.
+            fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
+        except OSError:
+            continue
+        started = boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        command = b" ".join(words).decode("utf-8", "replace").strip()
+        found.append({"pid": int(name), "command": command[:200], "started": started})
+    return sorted(found, key=lambda p: int(p["pid"]))
+
+
+def _ours(folder: Path, words: list[bytes]) -> bool:
+    if os.path.realpath(folder / "exe") != os.path.realpath(sys.executable):
+        return False
+    # Virtual environments share one real executable; the path it was started by tells them apart. A server that renamed
+    # its processes (`sglang::scheduler`) has no such path: it is listed rather than missed.
+    first = os.fsdecode(words[0])
+    if os.path.isabs(first) and os.path.exists(first):
+        return os.path.dirname(os.path.dirname(os.path.abspath(first))) == os.path.abspath(sys.prefix)
+    return True
+
+
+def _boot_time() -> float:
+    try:
+        with open("/proc/stat", encoding="ascii", errors="replace") as stream:
+            return next((float(line.split()[1]) for line in stream if line.startswith("btime ")), 0.0)
+    except OSError:
+        return 0.0

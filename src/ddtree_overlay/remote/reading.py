@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Snapshot, digests and file contents: everything that reads and never writes."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+from .common import Refusal, digest, digest_of_file, entry, inside
+from .facts import python_facts, versions
+from .locate import Site, locate
+
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+def snapshot(args: dict[str, Any], _: bytes) -> Answer:
+    """Files of the package: those in `wanted` that exist, and every module below srt/ that matches `mention`.
+
+    Contents follow for the files whose digest is not the one in `known`. Every file is hashed before and after.
+    """
+    site = locate(args)
+    mentions = _mentions(site.root, args["mention"].encode())
+    present = [p for p in args["wanted"] if inside(site.root, p).is_file()]
+    known = args.get("known", {})
+    entries, sent, pieces = [], [], []
+    for path in sorted({*present, *mentions}):
+        found = entry(site.root, path)
+        if found is None:
+            raise _changed(path)
+        entries.append(found)
+        if known.get(path) != found["sha256"]:
+            data = inside(site.root, path).read_bytes()
+            if digest(data) != found["sha256"]:
+                raise _changed(path)
+            sent.append({"path": path, "size": len(data)})
+            pieces.append(data)
+    for found in entries:
+        if digest_of_file(inside(site.root, found["path"])) != found["sha256"]:
+            raise _changed(found["path"])
+    result = {**describe(site, args), "files": entries, "mentions": mentions, "sent": sent}
+    return result, b"".join(pieces)
+
+
+def describe(site: Site, args: dict[str, Any]) -> dict[str, Any]:
+    """What every answer says about the package and its interpreter."""
+    from_folder = bool(args.get("root"))
+    return {
+        "root": str(site.root),
+        "seen": str(site.seen),
+        "install": site.install,
+        "versions": versions(site, from_folder=from_folder),
+        # A folder has no interpreter: the one that runs this agent says nothing about it.
+        "interpreter": None if from_folder else python_facts(),
+        "dflash": any(
+            (site.root / "srt/speculative" / n).is_file() for n in ("dflash_worker.py", "dflash_worker_v2.py")
+        ),
+    }
+
+
+def _mentions(root: Path, pattern: bytes) -> list[str]:
+    regex = re.compile(pattern)
+    found = []
+    for folder, names, files in os.walk(root / "srt"):
+        names[:] = sorted(n for n in names if n != "__pycache__")
+        for name in files:
+            if name.endswith(".py") and regex.search((Path(folder) / name).read_bytes()):
+                found.append((Path(folder) / name).relative_to(root).as_posix())
+    return sorted(found)
+
+
+def _changed(path: str) -> Refusal:
+    return Refusal(
+        "conflict",
+        f"{path} changed while it was read",
+        why="something is installing or editing SGLang on this host",
+        next_step="wait until it is done, then run the same command again",
+    )
+
+
+def digests(args: dict[str, Any], _: bytes) -> Answer:
+    """Digest and attributes of each path in `paths`; None for an absent file."""
+    site = locate(args)
+    return {**describe(site, args), "files": {p: entry(site.root, p) for p in args["paths"]}}, b""
+
+
+def fetch(args: dict[str, Any], _: bytes) -> Answer:
+    """The contents of each path in `paths`, concatenated; `size` is None for an absent file."""
+    site = locate(args)
+    sizes, pieces = [], []
+    for path in args["paths"]:
+        try:
+            data = inside(site.root, path).read_bytes()
+        except FileNotFoundError:
+            sizes.append({"path": path, "size": None, "sha256": None})
+            continue
+        sizes.append({"path": path, "size": len(data), "sha256": digest(data)})
+        pieces.append(data)
+    return {"files": sizes}, b"".join(pieces)

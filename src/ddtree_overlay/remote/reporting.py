@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Status and history: what is deployed here, and how it came to be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import planning
+from .common import digest_of_file, inside
+from .deployments import unfinished
+from .facts import container
+from .locate import locate
+from .processes import running
+from .reading import describe
+from .store import Store
+
+
+Answer = tuple[dict[str, Any], bytes]
+
+
+def status(args: dict[str, Any], _: bytes) -> Answer:
+    """State of the host and of every file of the live deployment; reads only, also without any deployment."""
+    site = locate(args, orphans=True)
+    store = Store(site.state)
+    record = store.current()
+    live = {p: digest_of_file(inside(site.root, p)) for p in (record["files"] if record else ())}
+    state, reason, files = planning.classify(record, live, site.version, importable=site.importable)
+    pending = unfinished(store)
+    if store.journal() and not store.holder():
+        state, reason = "partial", pending
+    result = {**describe(site, args), "state": state, "reason": reason, "files": files, "unfinished": pending}
+    result["deployment"] = _summaries(store).get(record["id"]) if record else None
+    result["processes"] = running()
+    result["container"] = container(site.root)
+    return result, b""
+
+
+def history(args: dict[str, Any], _: bytes) -> Answer:
+    """Every deployment, the oldest first."""
+    site = locate(args, orphans=True)
+    return {"deployments": list(_summaries(Store(site.state)).values())}, b""
+
+
+def one(store: Store, name: str) -> dict[str, Any]:
+    """The summary of one deployment."""
+    return _summaries(store)[name]
+
+
+def _summaries(store: Store) -> dict[str, dict[str, Any]]:
+    """Fold the events into one summary for each deployment."""
+    found: dict[str, dict[str, Any]] = {}
+    current = None
+    for event in store.events():
+        current = event["current"]
+        if event["event"] == "push" or event.get("of") == "push":
+            found[event["id"]] = _summary(store, event)
+        if event["event"] == "rollback":
+            for summary in found.values():
+                if (
+                    _number(summary["id"]) > _number(current)
+                    and summary["undone"] is None
+                    and summary["state"] != "bad"
+                ):
+                    summary["undone"] = event["time"]
+    for summary in found.values():
+        summary["current"] = summary["id"] == current
+    return found
+
+
+def _number(name: str | None) -> int:
+    return int(name[2:]) if name else 0
+
+
+def _summary(store: Store, event: dict[str, Any]) -> dict[str, Any]:
+    record = store.record(event["id"])
+    return {
+        "id": event["id"],
+        "state": "pending" if event["event"] == "push" else "bad",
+        **{k: record[k] for k in ("overlay_id", "base_id", "release", "version", "operator")},
+        "time": event["time"],
+        "files": len(record["files"]),
+        "current": False,
+        "undone": None,
+        "note": event["note"],
+    }

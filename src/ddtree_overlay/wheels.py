@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published wheels of SGLang, fetched with pip from wherever pip is configured to look."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from ddtree_overlay.errors import OverlayError
+
+
+#: The wheel for this Python is taken whatever runs here: its sources are the same for every one.
+WHEEL_PYTHON = "3.11"
+DOWNLOAD_SECONDS = 900
+
+
+def wheel_of(version: str, cache: Path) -> Path:
+    """The wheel of SGLang `version` in `cache`, downloaded at the first use.
+
+    Raises:
+        OverlayError: pip cannot get it.
+    """
+    folder = cache / "wheels"
+    found = sorted(folder.glob(f"sglang-{version}-*.whl"))
+    if found:
+        return found[0]
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as temp:
+        done = _pip_download(version, Path(temp))
+        wheels = sorted(Path(temp).glob("*.whl"))
+        if done.returncode or not wheels:
+            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()[
+                -2:
+            ]
+            raise OverlayError(
+                f"pip cannot get sglang {version}",
+                why=" / ".join(said),
+                next_step=f"{sys.executable} -m pip download --no-deps sglang=={version}, to see what pip needs",
+            )
+        target = folder / wheels[0].name
+        os.replace(wheels[0], target)
+    return target
+
+
+def _pip_download(version: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+    words += ["--python-version", WHEEL_PYTHON, "--implementation", "cp", "--abi", "cp311"]
+    # A wheel built for any Linux will do: it is read, not run. The first tag that pip finds wins.
+    for tag in ("manylinux_2_34_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64"):
+        words += ["--platform", tag]
+    words += ["--abi", "abi3", "--abi", "none", "--platform", "any", f"sglang=={version}", "--dest", str(folder)]
+    try:
+        return subprocess.run(words, check=False, capture_output=True, text=True, timeout=DOWNLOAD_SECONDS)
+    except subprocess.TimeoutExpired as e:
+        raise OverlayError(
+            f"pip did not get sglang {version} in {DOWNLOAD_SECONDS} s",
+            next_step=f"{sys.executable} -m pip download --no-deps sglang=={version}, to see where it stalls",
+        ) from e
+
+
+def fetch_release(version: str, cache: Path) -> Path:
+    """A folder that holds the unpacked wheel of SGLang `version` (`sglang/` and its metadata).
+
+    Raises as `wheel_of`, and when the wheel is damaged.
+    """
+    folder = cache / "wheels" / f"sglang-{version}"
+    if folder.is_dir():
+        return folder
+    wheel = wheel_of(version, cache)
+    temp = Path(tempfile.mkdtemp(dir=wheel.parent))
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            # `extractall` keeps every member below `temp`, whatever its name says.
+            archive.extractall(temp)
+        os.chmod(temp, 0o755)  # noqa: S103 - mkdtemp gives 0700; this is a cache like any other folder
+        # Somebody else may have been faster; theirs is the same.
+        with contextlib.suppress(OSError):
+            os.rename(temp, folder)
+    except (zipfile.BadZipFile, OSError) as e:
+        raise OverlayError(
+            f"the wheel {wheel} cannot be unpacked", why=str(e), next_step=f"rm {wheel} and run the command again"
+        ) from e
+    finally:
+        shutil.rmtree(temp, ignore_errors=True)
+    return folder
