@@ -56,10 +56,9 @@ def listed(names: Iterable[object], limit: int = 5) -> str:
 def snapshot_lines(manifest: Manifest, facts: Mapping[str, Any], folder: str) -> list[Line]:
     """What a snapshot found."""
     versions = [f"{name} {version}" for name, version in manifest.versions.items() if version and name != "sglang"]
-    lines = [
-        row((manifest.name, "head"), f"  sglang {manifest.release}  {manifest.root} ({manifest.install})"),
-        row(("  with  ", "dim"), listed(versions, 12) or "no other known package"),
-    ]
+    lines = [row((manifest.name, "head"), f"  sglang {manifest.release}  {manifest.root} ({manifest.install})")]
+    if versions:
+        lines.append(row(("  with  ", "dim"), listed(versions, 12)))
     moved = ""
     if "transferred" in facts:
         moved = f" ({facts['transferred']} transferred, {facts.get('unchanged', 0)} unchanged)"

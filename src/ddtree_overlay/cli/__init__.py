@@ -34,8 +34,8 @@ class Cli(click.Group):
     def main(  # type: ignore[override]  # click's second overload may return; ours never does
         self,
         args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        **extra: Any,  # noqa: ARG002
+        prog_name: str | None = None,  # noqa: ARG002  the name is always ours
+        **extra: Any,
     ) -> NoReturn:
         """Run and exit: errors as what, why and next step on stderr, and as JSON on stdout with `--json`."""
         _open_missing_streams()

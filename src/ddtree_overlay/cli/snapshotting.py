@@ -4,16 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from ddtree_overlay.cli.options import ANYTHING, App, Target, verb
 from ddtree_overlay.cli.targets import opened
-from ddtree_overlay.manifest import Manifest
+from ddtree_overlay.manifest import FileEntry, Manifest
 from ddtree_overlay.reports import snapshot_lines
-from ddtree_overlay.workspace import Workspace
 
 
 Files = Mapping[str, bytes]
+#: Facts of one run, shown and not stored.
+PASSING = ("transferred", "unchanged", "bytes")
 
 
 @verb(targets=ANYTHING, example="ddtree-overlay snapshot --host ct200\n  ddtree-overlay snapshot --release 0.5.11")
@@ -28,18 +29,32 @@ def snapshot(app: App, target: Target) -> int:
     cached = app.workspace.cached_files(known) if known else {}
     app.screen.note(f"{target.name}: reading {_source(target)}")
     manifest, files = _take(app, target, known, cached)
-    folder = app.workspace.save_snapshot(manifest, files)
+    kept = _kept(manifest, published=target.release is not None)
+    folder = app.workspace.save_snapshot(kept, files)
+    moved = {key: manifest.facts[key] for key in PASSING if key in manifest.facts}
     value = {
-        "snapshot": manifest.name,
+        "snapshot": kept.name,
         "folder": str(folder),
-        "root": manifest.root,
-        "install": manifest.install,
-        "versions": dict(manifest.versions),
-        "files": len(manifest.files),
-        "mentions": len(manifest.mentions),
-        "facts": _facts(manifest),
+        "root": kept.root,
+        "install": kept.install,
+        "versions": dict(kept.versions),
+        "files": len(kept.files),
+        "mentions": len(kept.mentions),
+        "facts": moved,
     }
-    return app.finish("snapshot", value, snapshot_lines(manifest, _facts(manifest), _shown(app.workspace, folder)))
+    return app.finish("snapshot", value, snapshot_lines(kept, moved, str(folder.relative_to(app.workspace.root))))
+
+
+def _kept(manifest: Manifest, *, published: bool) -> Manifest:
+    """The manifest as it is stored: without what only this run knows, and for a release without this machine's part.
+
+    The manifest of a published wheel is under version control, so it has to be the same wherever it is made.
+    """
+    facts = {key: value for key, value in manifest.facts.items() if key not in PASSING}
+    if not published:
+        return replace(manifest, facts=facts)
+    files = tuple(FileEntry(entry.path, entry.sha256, entry.size) for entry in manifest.files)
+    return replace(manifest, root="sglang", install="wheel", files=files, facts={})
 
 
 def _take(app: App, target: Target, known: Manifest | None, cached: Files) -> tuple[Manifest, dict[str, bytes]]:
@@ -52,13 +67,5 @@ def _take(app: App, target: Target, known: Manifest | None, cached: Files) -> tu
         return snapshots.snapshot_host(transport, target.name, wanted, known=known, cached=cached)
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    return {k: manifest.facts[k] for k in ("transferred", "unchanged", "bytes") if k in manifest.facts}
-
-
 def _source(target: Target) -> str:
     return f"the published SGLang {target.release}" if target.release else "the installed SGLang"
-
-
-def _shown(workspace: Workspace, folder: Any) -> str:
-    return str(folder.relative_to(workspace.root))
