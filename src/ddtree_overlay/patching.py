@@ -14,7 +14,7 @@ from ddtree_overlay.edits.base import Edit
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.manifest import Bundle, Change, sha256
 from ddtree_overlay.modules import imports, paths_of
-from ddtree_overlay.releases import RELEASES, release
+from ddtree_overlay.releases import RELEASES, Release, release
 
 
 SUPPORTED_RELEASES = tuple(row.version for row in RELEASES)
@@ -71,8 +71,11 @@ def build(base: Mapping[str, bytes], version: str, *, overlay: Mapping[str, byte
         AlreadyPatchedError: The base is not pristine.
         OverlayError: The version is not supported, or a file is missing from the base.
     """
-    row = release(version)
-    added = load_overlay() if overlay is None else dict(overlay)
+    return build_release(release(version), base, load_overlay() if overlay is None else overlay)
+
+
+def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, bytes]) -> Patched:
+    """Patch a base with the edits of one row of the release table. Raises as `build`."""
     _refuse_present(base, added)
     files: dict[str, bytes] = {}
     changes: list[Change] = []
@@ -81,7 +84,7 @@ def build(base: Mapping[str, bytes], version: str, *, overlay: Mapping[str, byte
         if before is None:
             raise OverlayError(
                 f"{edit.path} is missing from the snapshot",
-                why=f"SGLang {version} has this file, and the overlay edits it",
+                why=f"SGLang {row.version} has this file, and the overlay edits it",
                 next_step="take the snapshot again: ddtree-overlay snapshot",
             )
         after = _patch(edit, before)
@@ -92,7 +95,7 @@ def build(base: Mapping[str, bytes], version: str, *, overlay: Mapping[str, byte
     for path, data in added.items():
         files[path] = data
         changes.append(Change(path, None, sha256(data), data.count(b"\n"), 0))
-    return Patched(Bundle(version, tuple(sorted(changes, key=lambda c: c.path))), files)
+    return Patched(Bundle(row.version, tuple(sorted(changes, key=lambda c: c.path))), files)
 
 
 def unpatch(patched: bytes, path: str, version: str | None = None) -> bytes:

@@ -196,7 +196,7 @@ def _nearest(wanted: str, named: Iterable[tuple[cst.CSTNode, str]]) -> list[cst.
 
 
 def _places(module: cst.Module, nodes: Iterable[cst.CSTNode]) -> list[tuple[int, str]]:
-    return [(line_of(module, node), first_line(module, node)) for node in nodes]
+    return sorted((line_of(module, node), first_line(module, node)) for node in nodes)
 
 
 def _lines(places: Sequence[tuple[int, str]]) -> str:

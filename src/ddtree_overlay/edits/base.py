@@ -55,6 +55,7 @@ class Insertion:
             AnchorError: The anchor is not exactly one place.
         """
         spot = find_spot(module, self.scope, self.anchor, path)
+        self._refuse_adoption(spot, path)
         body = list(spot.block.body)
         body[spot.index : spot.index] = self._nodes()
         if self.blank_after:
@@ -96,6 +97,15 @@ class Insertion:
 
     def _nodes(self) -> tuple[cst.BaseStatement, ...]:
         return _parsed(self.code, self.blank_before)
+
+    def _refuse_adoption(self, spot: Spot, path: str) -> None:
+        """Refuse a gap above a comment that is indented like the inside of the code: it would become part of it."""
+        lines = getattr(spot.block.body[spot.index], "leading_lines", ()) if spot.index < len(spot.block.body) else ()
+        lines = lines or getattr(spot.block, "footer", ())
+        ends_indented = not isinstance(self._nodes()[-1], cst.SimpleStatementLine)
+        if ends_indented and any(line.comment and line.indent and line.whitespace.value for line in lines):
+            problem = "a comment below the gap is indented deeper than its statement"
+            raise AnchorError(path, self.scope, self.anchor.text, problem)
 
     def _pad(self, body: list[cst.BaseStatement], index: int, path: str) -> None:
         if index >= len(body):

@@ -36,7 +36,10 @@ def parse(data: bytes, path: str) -> cst.Module:
             raise
         raise OverlayError(f"{path}: cannot be parsed", why=f"the parser gave up: {error}") from error
     if module.bytes != data:
-        raise OverlayError(f"{path}: cannot be edited without changing other bytes", why="mixed line endings")
+        raise OverlayError(
+            f"{path}: cannot be edited without changing other bytes",
+            why="its line endings or its last line are of a kind that would be lost",
+        )
     return module
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from ddtree_overlay.manifest import Manifest
 from ddtree_overlay.patching import Patched, wanted_paths
@@ -12,14 +12,14 @@ from ddtree_overlay.releases import Release, release
 from ddtree_overlay.verify.findings import Finding
 from ddtree_overlay.verify.hooks import check_hooks, occurrences
 from ddtree_overlay.verify.host import verify_on_host
-from ddtree_overlay.verify.sites import check_sites, load_sites
+from ddtree_overlay.verify.sites import Site, check_sites, load_sites
 from ddtree_overlay.verify.structure import check_insertion_only, check_unpatch
 from ddtree_overlay.verify.symbols import Class, Symbols
 from ddtree_overlay.verify.syntax import check_syntax
 from ddtree_overlay.verify.uses import Tally, check_calls, check_imports
 
 
-__all__ = ["Finding", "verify_bundle", "verify_on_host"]
+__all__ = ["Finding", "verify_bundle", "verify_on_host", "verify_release"]
 
 
 def verify_bundle(manifest: Manifest, base: Mapping[str, bytes], patched: Patched) -> list[Finding]:
@@ -34,12 +34,19 @@ def verify_bundle(manifest: Manifest, base: Mapping[str, bytes], patched: Patche
         OverlayError: The bundle's release is not supported.
     """
     row = release(patched.bundle.release)
+    return verify_release(row, load_sites(row.sites), manifest, base, patched)
+
+
+def verify_release(
+    row: Release, sites: Collection[Site], manifest: Manifest, base: Mapping[str, bytes], patched: Patched
+) -> list[Finding]:
+    """As `verify_bundle`, for one row of the release table and its site table."""
     findings = check_syntax(manifest.versions.get("python"), patched.files)
     findings += check_insertion_only(row, base, patched.files)
     findings += check_unpatch(row, base, patched.files)
     if not any(f.check == "syntax" and f.severity == "error" for f in findings):
         findings += _check_code(row, base, patched)
-    findings += check_sites(load_sites(row.sites), [m for m in manifest.mentions if m.startswith("srt/")], base)
+    findings += check_sites(sites, [m for m in manifest.mentions if m.startswith("srt/")], base)
     order = {"error": 0, "warning": 1, "info": 2}
     return sorted(findings, key=lambda f: order[f.severity])
 

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Published SGLang wheels for tests: downloaded once into the project's cache, read without being unpacked."""
+
+from __future__ import annotations
+
+import functools
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from ddtree_overlay.manifest import FileEntry, Manifest, sha256
+
+
+CACHE = Path(__file__).parents[2] / ".cache" / "wheels"
+RELEASE = "0.5.11"
+MENTION = re.compile(rb"DFLASH|dflash|DFlash|speculative_num_draft_tokens|speculative_eagle_topk")
+
+
+@functools.cache
+def wheel(version: str = RELEASE) -> Path:
+    """The wheel of an SGLang version."""
+    found = sorted(CACHE.rglob(f"sglang-{version}-*.whl"))
+    if not found:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
+        target = ["--python-version", "3.11", "--platform", "manylinux_2_34_x86_64", "--platform", "any"]
+        subprocess.run([*command, *target, "--dest", str(CACHE), f"sglang=={version}"], check=True, timeout=240)
+        found = sorted(CACHE.rglob(f"sglang-{version}-*.whl"))
+    return found[0]
+
+
+@functools.cache
+def package(version: str = RELEASE) -> dict[str, bytes]:
+    """Every Python file under `srt/` by package-relative path. Shared: copy it before you change it."""
+    with zipfile.ZipFile(wheel(version)) as archive:
+        names = [n for n in archive.namelist() if n.startswith("sglang/srt/") and n.endswith(".py")]
+        return {name.removeprefix("sglang/"): archive.read(name) for name in names}
+
+
+def snapshot(wanted: frozenset[str], version: str = RELEASE) -> tuple[Manifest, dict[str, bytes]]:
+    """What a snapshot of the wheel holds: `wanted` and every file that mentions DFlash."""
+    mentions = tuple(sorted(path for path, data in package(version).items() if MENTION.search(data)))
+    files = {path: package(version)[path] for path in sorted({*wanted, *mentions}) if path in package(version)}
+    entries = tuple(FileEntry(path, sha256(data), len(data)) for path, data in files.items())
+    versions = {"sglang": version, "python": None}
+    return Manifest(f"sglang-{version}", "", "unpacked", versions, entries, mentions), files
