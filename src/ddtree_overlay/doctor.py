@@ -79,7 +79,7 @@ def diagnose(transport: Transport, paths: Collection[str] = ()) -> Doctor:
         return Doctor(transport.name, transport.target, {}, (Check(name, "error", _sentence(e), e.next_step),))
     checks = [Check("connection", "ok", f"{facts['platform']} answers as uid {facts['user']['uid']}")]
     checks += [Check("connection", "warning", w) for w in transport.warnings]
-    return Doctor(transport.name, transport.target, facts, tuple([*checks, *judge(facts, transport.target)]))
+    return Doctor(transport.name, transport.target, facts, (*checks, *judge(facts, transport.target)))
 
 
 def _sentence(e: OverlayError) -> str:
@@ -93,7 +93,7 @@ def judge(facts: Mapping[str, Any], target: str) -> list[Check]:
         refusal = facts["refusal"]
         step = refusal["next"].replace("{target}", target)
         return [*checks, Check("sglang", "error", refusal["what"], step)]
-    rules: tuple[Callable[[Mapping[str, Any], str], Iterator[Check]], ...] = (
+    rules: tuple[Callable[[Mapping[str, Any]], Iterator[Check]], ...] = (
         _release,
         _pins,
         _cuda,
@@ -103,7 +103,7 @@ def judge(facts: Mapping[str, Any], target: str) -> list[Check]:
         _processes,
         _selinux,
     )
-    return [*checks, *(check for rule in rules for check in rule(facts, target))]
+    return [*checks, *(check for rule in rules for check in rule({**facts, "target": target}))]
 
 
 def _interpreter(facts: Mapping[str, Any]) -> Iterator[Check]:
@@ -117,7 +117,7 @@ def _interpreter(facts: Mapping[str, Any]) -> Iterator[Check]:
         yield Check("interpreter", "info", f"compiled files go to {found['pycache_prefix']}; a push cleans there too")
 
 
-def _release(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
+def _release(facts: Mapping[str, Any]) -> Iterator[Check]:
     sglang = facts["sglang"]
     version = sglang["versions"]["sglang"]
     said = f"SGLang {version} in {sglang['root']} ({sglang['install']})"
@@ -126,13 +126,13 @@ def _release(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
         step = f"pip install sglang=={supported[-1]} on the host"
         yield Check("sglang", "error", f"{said} has no DFlash, which DDTREE builds on", step)
     elif version not in supported:
-        step = f"ddtree-overlay snapshot {target}, then ddtree-overlay patch"
+        step = f"ddtree-overlay snapshot {facts['target']}, then ddtree-overlay patch"
         yield Check("sglang", "warning", f"{said} is not one of the supported releases: {', '.join(supported)}", step)
     else:
         yield Check("sglang", "ok", said)
 
 
-def _pins(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
+def _pins(facts: Mapping[str, Any]) -> Iterator[Check]:
     """What this SGLang says about itself in its metadata is what it is known to work with."""
     versions = facts["sglang"]["versions"]
     pins = pinned(facts["requires"])
@@ -168,7 +168,7 @@ def pinned(requires: Collection[str]) -> dict[str, str]:
     return found
 
 
-def _cuda(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
+def _cuda(facts: Mapping[str, Any]) -> Iterator[Check]:
     """The classic: a torch built for one CUDA under kernels that link to the runtime of another."""
     versions = facts["sglang"]["versions"]
     torch = versions.get("torch")
@@ -200,7 +200,7 @@ def cuda_major(torch: str | None, cuda: str | None) -> int | None:
     return int(tag[1]) if tag else None
 
 
-def _access(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
+def _access(facts: Mapping[str, Any]) -> Iterator[Check]:
     access, root = facts["access"], facts["sglang"]["root"]
     if facts["disk"]["read_only"]:
         yield Check("access", "error", f"{root} is on a read-only file system", "remount it read-write")
@@ -213,14 +213,14 @@ def _access(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
         yield Check("access", "ok", f"{root} can be written (owner {access['owner']})")
 
 
-def _disk(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
+def _disk(facts: Mapping[str, Any]) -> Iterator[Check]:
     free, inodes = facts["disk"]["free"], facts["disk"]["inodes"]
     said = f"{free // 2**20} MiB free" + (f", {inodes} inodes free" if inodes is not None else "")
     low = free < _LOW_DISK or (inodes is not None and inodes < _LOW_INODES)
     yield Check("disk", "warning" if low else "ok", said, "free some space on the host" if low else "")
 
 
-def _container(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
+def _container(facts: Mapping[str, Any]) -> Iterator[Check]:
     found = facts["container"]
     if found["ephemeral"]:
         said = f"a {found['kind']} container's throw-away layer holds SGLang: a push is lost when it is recreated"
@@ -229,12 +229,12 @@ def _container(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
         yield Check("container", "info", f"this is a {found['kind']} container; SGLang lies on {found['filesystem']}")
 
 
-def _processes(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
+def _processes(facts: Mapping[str, Any]) -> Iterator[Check]:
     for process in facts["processes"]:
         yield Check("processes", "info", f"pid {process['pid']} is running: {process['command'][:100]}")
 
 
-def _selinux(facts: Mapping[str, Any], target: str) -> Iterator[Check]:
+def _selinux(facts: Mapping[str, Any]) -> Iterator[Check]:
     if facts["selinux"] == "1":
         root = facts["sglang"]["root"]
         yield Check(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshots: the base files of an installed SGLang, from a host, a folder or the published wheel, checked end to end."""
+"""Snapshots: the base files of a SGLang on a host, in a folder or in the published wheel, checked end to end."""
 
 from __future__ import annotations
 
@@ -142,9 +142,10 @@ def _manifest(name: str, result: Mapping[str, Any], transferred: int) -> Manifes
 def _no_dflash(version: str | None, where: str) -> OverlayError:
     from ddtree_overlay.patching import SUPPORTED_RELEASES
 
+    oldest = ".".join(map(str, FIRST_WITH_DFLASH))
     newest = SUPPORTED_RELEASES[-1]
     return OverlayError(
         f"SGLang {version or 'of unknown version'} has no DFlash, which DDTREE builds on ({where})",
-        why=f"DFlash came with SGLang {'.'.join(map(str, FIRST_WITH_DFLASH))}; supported: {', '.join(SUPPORTED_RELEASES)}",
+        why=f"DFlash came with SGLang {oldest}; supported: {', '.join(SUPPORTED_RELEASES)}",
         next_step=f"pip install sglang=={newest} on the host, or ddtree-overlay snapshot --release {newest}",
     )

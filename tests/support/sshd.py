@@ -31,7 +31,7 @@ START_SECONDS = 15
 _PRIVSEP_FOLDER = Path("/run/sshd")
 
 
-class SshdUnavailable(Exception):
+class SshdUnavailable(Exception):  # noqa: N818 - a state of this machine, not a fault
     """No sshd can be had or started here; the text says why."""
 
 
@@ -111,13 +111,13 @@ def _library_folder(root: Path) -> Path | None:
 
 
 def _missing_libraries(binary: Binary) -> list[str]:
-    done = subprocess.run(["ldd", binary.path], capture_output=True, text=True, env=binary.environment)
+    done = subprocess.run(["ldd", binary.path], check=False, capture_output=True, text=True, env=binary.environment)
     return [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
 
 
 def _run(words: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=180)
+        return subprocess.run(words, check=False, cwd=cwd, capture_output=True, text=True, timeout=180)
     except (OSError, subprocess.TimeoutExpired) as e:
         raise SshdUnavailable(f"{words[0]} cannot be run: {e}") from e
 
@@ -132,9 +132,7 @@ class SshServer:
     process: subprocess.Popen[bytes]
 
     @classmethod
-    def start(
-        cls, folder: Path, cache: Path, *, options: str = "", bashrc: str = "", namespace: str = ""
-    ) -> SshServer:
+    def start(cls, folder: Path, cache: Path, *, options: str = "", bashrc: str = "", namespace: str = "") -> SshServer:
         """Start an sshd whose files live in `folder`.
 
         Args:
@@ -211,7 +209,9 @@ class SshServer:
         """The server as a table of deploy.toml."""
         host = self.host(name, python)
         keys = ("address", "port", "user", "python", "identity_file", "known_hosts", "ssh_config")
-        lines = [f"{k} = {v if isinstance(v, int) else chr(34) + str(v) + chr(34)}" for k in keys for v in [getattr(host, k)]]
+        lines = [
+            f"{k} = {v if isinstance(v, int) else chr(34) + str(v) + chr(34)}" for k in keys for v in [getattr(host, k)]
+        ]
         return "\n".join([f"[hosts.{name}]", *lines, ""])
 
     def stop(self) -> None:
@@ -228,7 +228,9 @@ class SshServer:
     def __enter__(self) -> SshServer:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
 
@@ -283,7 +285,10 @@ def _command(binary: Binary, folder: Path, namespace: str) -> list[str]:
         if namespace:
             raise SshdUnavailable("a private mount namespace needs root")
         return sshd
-    if not shutil.which("unshare") or subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run(["unshare", "-m", "true"], check=False, capture_output=True).returncode
+    ):
         if namespace or not (_has_user("sshd") and _PRIVSEP_FOLDER.is_dir()):
             raise SshdUnavailable("as root, sshd needs a private mount namespace here, and unshare is not allowed")
         return sshd

@@ -92,8 +92,12 @@ def _dial(host: Host, endpoint: Endpoint) -> socket.socket:
         reason = "no answer in time" if isinstance(e, TimeoutError) else e.strerror or str(e)
         raise ConnectionFailedError(
             f"{host.name} cannot be reached at {endpoint.address} port {endpoint.port}: {reason}",
-            next_step=f"ssh -p {endpoint.port} {endpoint.user}@{endpoint.address} true; then check address and port in deploy.toml",
+            next_step=f"{_by_hand(endpoint)}; then check address and port in deploy.toml",
         ) from e
+
+
+def _by_hand(endpoint: Endpoint) -> str:
+    return f"ssh -p {endpoint.port} {endpoint.user}@{endpoint.address} true"
 
 
 def _through(host: Host, endpoint: Endpoint, jump: paramiko.Transport) -> paramiko.Channel:
@@ -164,11 +168,11 @@ def _verify(
     if verdict is Verdict.CHANGED and line:
         raise HostKeyError(
             f"the host key has changed: {seen}",
-            why=f"{line.file}:{line.line} has {line.key_type} {hostkeys.fingerprint(line.blob)}; somebody may be in the middle",
+            why=f"{line.file}:{line.line} has {hostkeys.fingerprint(line.blob)}; somebody may be in the middle",
             next_step=f"if the host was reinstalled: ssh-keygen -R '{name}' -f {line.file}, then connect with ssh once",
         )
     if verdict is Verdict.UNKNOWN:
-        _meet(host, endpoint, key, seen, accept_new)
+        _meet(endpoint, key, seen, accept_new=accept_new)
 
 
 def _check_pin(host: Host, blob: bytes, seen: str) -> None:
@@ -180,7 +184,7 @@ def _check_pin(host: Host, blob: bytes, seen: str) -> None:
         )
 
 
-def _meet(host: Host, endpoint: Endpoint, key: paramiko.PKey, seen: str, accept_new: bool) -> None:
+def _meet(endpoint: Endpoint, key: paramiko.PKey, seen: str, *, accept_new: bool) -> None:
     files: tuple[Path, ...] = endpoint.known_hosts or (Path("~/.ssh/known_hosts").expanduser(),)
     if accept_new:
         hostkeys.remember(files[0], _key_name(endpoint), key.get_name(), key.asbytes())
@@ -190,7 +194,7 @@ def _meet(host: Host, endpoint: Endpoint, key: paramiko.PKey, seen: str, accept_
         why=f"{_key_name(endpoint)} is not in {', '.join(str(f) for f in files)}; no credential was offered",
         next_step=(
             f"compare the fingerprint with `ssh-keygen -lf` on the host, then run the command again with --accept-new, "
-            f"or ssh -p {endpoint.port} {endpoint.user}@{endpoint.address} true"
+            f"or {_by_hand(endpoint)}"
         ),
     )
 

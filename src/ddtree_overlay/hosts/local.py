@@ -57,7 +57,9 @@ class LocalTransport(AgentTransport):
 
     def _exchange(self, child: subprocess.Popen[bytes], request: bytes, timeout: float) -> Output:
         """Send and receive at the same time, so that neither side waits for the other with a full pipe."""
-        assert child.stdin and child.stdout and child.stderr
+        assert child.stdin
+        assert child.stdout
+        assert child.stderr
         out, error, sent = bytearray(), bytearray(), 0
         end = time.monotonic() + TOTAL_SECONDS
         os.set_blocking(child.stdin.fileno(), False)

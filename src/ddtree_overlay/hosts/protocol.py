@@ -80,7 +80,7 @@ def decode(output: Output, sentinel: str) -> tuple[dict[str, Any], bytes] | None
 
     Anything before the frame (a noisy rc file, heartbeats) and after it is passed over.
     """
-    head, mark, rest = output.stdout.partition(f"\n{sentinel}:".encode())
+    _, mark, rest = output.stdout.partition(f"\n{sentinel}:".encode())
     sizes, feed, data = rest.partition(b"\n")
     if not mark or not feed:
         return None

@@ -72,7 +72,7 @@ def _ask_ssh(host: Host) -> dict[str, list[str]]:
         words += ["-l", host.user]
     words += ["--", host.address]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
+        done = subprocess.run(words, check=False, capture_output=True, text=True, timeout=30, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as e:
         raise ConfigError(
             f"{host.name}: ssh -G did not answer in 30 s", next_step="look for a Match exec that hangs"

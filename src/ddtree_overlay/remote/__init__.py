@@ -13,11 +13,17 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     common        refusals, digests, paths that cannot leave the package
     locate        which SGLang the interpreter imports, and how it is installed
     reading       snapshot, digests, file contents
-    facts         versions, kernels, disk, container, processes
+    facts         versions, interpreter, disk, container
+    kernels       which CUDA runtime the installed kernels link to
+    processes     servers that are running
     preflight     reasons why a write would fail, found before anything is written
     store         the state folder: lock, journal, history, deployments
     swap          one file replaced or removed, the right way
     transaction   many files replaced or removed, all or none
-    deployments   push, rollback, status, history
+    planning      what a push or rollback has to do, decided from digests alone
+    grounds       the view of the host that a plan is made from, and the check that it still holds
+    pushing       push
+    rolling       rollback
+    reporting     status, history
     probe         compile and import under the host's Python
 """

@@ -13,7 +13,7 @@ import threading
 import traceback
 from typing import Any, Callable
 
-from . import deployments, facts, probe, reading, reporting
+from . import facts, probe, pushing, reading, reporting, rolling
 from .common import Refusal
 
 
@@ -27,10 +27,10 @@ OPERATIONS: dict[str, Operation] = {
     "fetch": reading.fetch,
     "compile": probe.compile_files,
     "probe": probe.probe,
-    "plan_push": deployments.plan_push,
-    "push": deployments.push,
-    "plan_rollback": deployments.plan_rollback,
-    "rollback": deployments.rollback,
+    "plan_push": pushing.plan_push,
+    "push": pushing.push,
+    "plan_rollback": rolling.plan_rollback,
+    "rollback": rolling.rollback,
     "status": reporting.status,
     "history": reporting.history,
 }

@@ -14,7 +14,7 @@ from typing import Any
 PACKAGE = "sglang"
 
 
-class Refusal(Exception):
+class Refusal(Exception):  # noqa: N818 - an answer, not an error
     """An answer of "no" that the operator reads. `{target}` in `next_step` becomes `--host NAME` or `--root PATH`.
 
     `kind` picks the error class on the operator's side: `failed`, `conflict`, `locked`, `rolled-back`, `incomplete`,

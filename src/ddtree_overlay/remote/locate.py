@@ -79,7 +79,7 @@ def _orphaned_on_path(orphans: bool) -> Site:
         "failed",
         f"there is no SGLang: {sys.executable} cannot import {PACKAGE!r}",
         why=f"ModuleNotFoundError: No module named {PACKAGE!r}",
-        next_step="set `python` in deploy.toml to the interpreter that starts the server, then ddtree-overlay doctor {target}",
+        next_step="set `python` in deploy.toml to the interpreter that starts the server",
     )
 
 
@@ -95,7 +95,7 @@ def _shadowed(places: list[Path], left: Path | None) -> Refusal:
         "failed",
         f"SGLang is shadowed by {names}: a folder without __init__.py is found before the installed package",
         why="Python takes such a folder as an empty namespace package",
-        next_step=f"look into {places[0] if places else names} and remove it if it is left over, then ddtree-overlay doctor {{target}}",
+        next_step=f"look into {places[0] if places else names}, and remove it if it is a left-over",
     )
 
 

@@ -62,12 +62,11 @@ def describe(site: Site, args: dict[str, Any]) -> dict[str, Any]:
 
 def _mentions(root: Path, pattern: bytes) -> list[str]:
     regex = re.compile(pattern)
-    found = []
+    found: list[str] = []
     for folder, names, files in os.walk(root / "srt"):
         names[:] = sorted(n for n in names if n != "__pycache__")
-        for name in files:
-            if name.endswith(".py") and regex.search((Path(folder) / name).read_bytes()):
-                found.append((Path(folder) / name).relative_to(root).as_posix())
+        modules = [Path(folder) / name for name in files if name.endswith(".py")]
+        found += [m.relative_to(root).as_posix() for m in modules if regex.search(m.read_bytes())]
     return sorted(found)
 
 

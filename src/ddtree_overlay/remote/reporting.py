@@ -7,8 +7,8 @@ from typing import Any
 
 from . import planning
 from .common import digest_of_file, inside
-from .deployments import unfinished
 from .facts import container
+from .grounds import unfinished
 from .locate import locate
 from .processes import running
 from .reading import describe
@@ -21,7 +21,7 @@ Answer = tuple[dict[str, Any], bytes]
 def status(args: dict[str, Any], _: bytes) -> Answer:
     """State of the host and of every file of the live deployment; reads only, also without any deployment."""
     site = locate(args, orphans=True)
-    store = Store(site.state)
+    store = Store(site.state, site.root)
     record = store.current()
     live = {p: digest_of_file(inside(site.root, p)) for p in (record["files"] if record else ())}
     state, reason, files = planning.classify(record, live, site.version, importable=site.importable)
@@ -38,7 +38,7 @@ def status(args: dict[str, Any], _: bytes) -> Answer:
 def history(args: dict[str, Any], _: bytes) -> Answer:
     """Every deployment, the oldest first."""
     site = locate(args, orphans=True)
-    return {"deployments": list(_summaries(Store(site.state)).values())}, b""
+    return {"deployments": list(_summaries(Store(site.state, site.root)).values())}, b""
 
 
 def one(store: Store, name: str) -> dict[str, Any]:

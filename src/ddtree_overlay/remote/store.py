@@ -33,9 +33,10 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True)
 class Store:
-    """The state folder at `folder`; it need not exist for reading."""
+    """The state folder at `folder` for the package at `root`; it need not exist for reading."""
 
     folder: Path
+    root: Path
 
     # History ---------------------------------------------------------------------------------------------------
 

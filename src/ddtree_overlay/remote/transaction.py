@@ -21,19 +21,17 @@ from typing import Any
 
 from . import swap
 from .common import Refusal, digest_of_file, inside
-from .locate import Site
 from .store import Store, fsync_folder
 
 
 Move = dict[str, Any]
 
 
-def run(store: Store, site: Site, moves: list[Move], event: dict[str, Any], make: list[str], drop: list[str]) -> None:
+def run(store: Store, moves: list[Move], event: dict[str, Any], *, make: list[str], drop: list[str]) -> None:
     """Carry out `moves` and commit `event`, or put everything back.
 
     Args:
         store: The state folder; its lock is held.
-        site: The package.
         moves: What to do; every `from` has just been checked against the live file.
         event: The line for the history.
         make: Folders that the moves need, outermost first.
@@ -43,18 +41,18 @@ def run(store: Store, site: Site, moves: list[Move], event: dict[str, Any], make
         Refusal: `rolled-back` if it failed and everything was put back, `incomplete` if something could not be.
     """
     event = {**event, "txn": len(store.events()), "time": time.time()}
-    _prepare(store, site, moves)
+    _prepare(store, moves)
     journal = {"txn": event["txn"], "event": event, "moves": moves, "make": make, "drop": drop, "pid": os.getpid()}
     store.write(store.folder / "journal.json", journal)
     try:
-        _apply(store, site, journal)
+        _apply(store, journal)
         store.append(event)
     except BaseException as cause:
-        _give_up(store, site, journal, cause)
+        _give_up(store, journal, cause)
     store.clear_journal()
 
 
-def recover(store: Store, site: Site) -> str:
+def recover(store: Store) -> str:
     """Finish what an interrupted run began; the caller holds the lock.
 
     Returns:
@@ -70,7 +68,7 @@ def recover(store: Store, site: Site) -> str:
     if any(e["txn"] == journal["txn"] for e in store.events()):
         store.clear_journal()
         return f"tidied up after the {event['event']} of {event['id']}, which was complete"
-    _undo_or_refuse(store, site, journal, "it was interrupted")
+    _undo_or_refuse(store, journal, "it was interrupted")
     store.append(_failure(journal, "recovered", "interrupted; put back at the next contact"))
     store.clear_journal()
     return f"the interrupted {event['event']} of {event['id']} was put back first"
@@ -82,13 +80,13 @@ def _failure(journal: dict[str, Any], kind: str, note: str) -> dict[str, Any]:
     return {**event, "event": kind, "of": event["event"], "current": current, "note": note, "time": time.time()}
 
 
-def _prepare(store: Store, site: Site, moves: list[Move]) -> None:
+def _prepare(store: Store, moves: list[Move]) -> None:
     store.clear_journal()
     for move in moves:
-        full = inside(site.root, move["path"])
+        full = inside(store.root, move["path"])
         if move["from"] is not None:
             keep_in(store, f"undo/files/{move['path']}", full)
-        move["undo_bytecode"] = keep_bytecode(store, site, "undo/bytecode", full)
+        move["undo_bytecode"] = keep_bytecode(store, "undo/bytecode", full)
     sync_tree(store.folder)
 
 
@@ -100,12 +98,12 @@ def keep_in(store: Store, place: str, path: Path) -> str:
     return place
 
 
-def keep_bytecode(store: Store, site: Site, place: str, path: Path) -> dict[str, str]:
+def keep_bytecode(store: Store, place: str, path: Path) -> dict[str, str]:
     """Keep the compiled files of the module at `path` that lie in the package: package path to place."""
     kept = {}
     for compiled in swap.bytecode_of(path):
         with contextlib.suppress(ValueError):
-            name = compiled.relative_to(site.root).as_posix()
+            name = compiled.relative_to(store.root).as_posix()
             kept[name] = keep_in(store, f"{place}/{name}", compiled)
     return kept
 
@@ -116,24 +114,24 @@ def sync_tree(folder: Path) -> None:
         fsync_folder(Path(current))
 
 
-def _apply(store: Store, site: Site, journal: dict[str, Any]) -> None:
+def _apply(store: Store, journal: dict[str, Any]) -> None:
     for folder in journal["make"]:
-        swap.make_folder(inside(site.root, folder))
+        swap.make_folder(inside(store.root, folder))
     for move in journal["moves"]:
-        now = digest_of_file(inside(site.root, move["path"]))
+        now = digest_of_file(inside(store.root, move["path"]))
         if now != move["from"]:
             raise Refusal("conflict", f"{move['path']} changed during the swap")
-        _settle(store, site, move["path"], move["to"], move["source"], move["exact"], move["bytecode"])
-    wrong = _mismatches(site, ((m["path"], m["to"]) for m in journal["moves"]))
+        _settle(store, move["path"], move["to"], move["source"], exact=move["exact"], bytecode=move["bytecode"])
+    wrong = _mismatches(store, ((m["path"], m["to"]) for m in journal["moves"]))
     if wrong:
         raise Refusal("failed", f"after the swap these files are not as planned: {', '.join(wrong)}")
-    _drop(site, journal["drop"])
+    _drop(store, journal["drop"])
 
 
 def _settle(
-    store: Store, site: Site, path: str, want: str | None, source: str | None, exact: bool, bytecode: dict[str, str]
+    store: Store, path: str, want: str | None, source: str | None, *, exact: bool, bytecode: dict[str, str]
 ) -> None:
-    full = inside(site.root, path)
+    full = inside(store.root, path)
     if digest_of_file(full) != want:
         if want is None:
             swap.remove(full)
@@ -146,51 +144,51 @@ def _settle(
     swap.sweep(full)
     swap.drop_bytecode(full)
     for name, place in bytecode.items():
-        compiled = inside(site.root, name)
+        compiled = inside(store.root, name)
         swap.make_folder(compiled.parent)
         swap.restore(store.folder / place, compiled)
 
 
-def _mismatches(site: Site, goals: Iterable[tuple[str, str | None]]) -> list[str]:
-    return [path for path, goal in goals if digest_of_file(inside(site.root, path)) != goal]
+def _mismatches(store: Store, goals: Iterable[tuple[str, str | None]]) -> list[str]:
+    return [path for path, goal in goals if digest_of_file(inside(store.root, path)) != goal]
 
 
-def _drop(site: Site, folders: list[str]) -> None:
+def _drop(store: Store, folders: list[str]) -> None:
     for folder in folders:
-        full = inside(site.root, folder)
+        full = inside(store.root, folder)
         with contextlib.suppress(OSError):
             full.rmdir()
             fsync_folder(full.parent)
 
 
-def _undo(store: Store, site: Site, journal: dict[str, Any]) -> list[str]:
+def _undo(store: Store, journal: dict[str, Any]) -> list[str]:
     """Put every file back; gives the paths where that failed, each with the reason."""
     problems = []
     for move in reversed(journal["moves"]):
         path = move["path"]
-        full = inside(site.root, path)
+        full = inside(store.root, path)
         try:
             if digest_of_file(full) not in (move["from"], move["to"]):
                 problems.append(f"{path}: somebody else changed it meanwhile")
                 continue
             if move["from"] is not None:
-                _make_parents(site, full.parent)
-            _settle(store, site, path, move["from"], f"undo/files/{path}", True, move["undo_bytecode"])
+                _make_parents(store, full.parent)
+            _settle(store, path, move["from"], f"undo/files/{path}", exact=True, bytecode=move["undo_bytecode"])
         except (OSError, Refusal) as e:
             problems.append(f"{path}: {e}")
-    _drop(site, list(reversed(journal["make"])))
-    wrong = _mismatches(site, ((m["path"], m["from"]) for m in journal["moves"]))
+    _drop(store, list(reversed(journal["make"])))
+    wrong = _mismatches(store, ((m["path"], m["from"]) for m in journal["moves"]))
     return problems or [f"{path}: not as it was" for path in wrong]
 
 
-def _make_parents(site: Site, folder: Path) -> None:
-    if not folder.is_dir() and folder != site.root:
-        _make_parents(site, folder.parent)
+def _make_parents(store: Store, folder: Path) -> None:
+    if not folder.is_dir() and folder != store.root:
+        _make_parents(store, folder.parent)
         swap.make_folder(folder)
 
 
-def _give_up(store: Store, site: Site, journal: dict[str, Any], cause: BaseException) -> None:
-    _undo_or_refuse(store, site, journal, str(cause))
+def _give_up(store: Store, journal: dict[str, Any], cause: BaseException) -> None:
+    _undo_or_refuse(store, journal, str(cause))
     # A full disk may be the very cause: then the history stays as it is, and the tree is as it was all the same.
     with contextlib.suppress(OSError):
         store.append(_failure(journal, "failed", str(cause)))
@@ -210,14 +208,14 @@ def _give_up(store: Store, site: Site, journal: dict[str, Any], cause: BaseExcep
     ) from cause
 
 
-def _undo_or_refuse(store: Store, site: Site, journal: dict[str, Any], cause: str) -> None:
-    problems = _undo(store, site, journal)
+def _undo_or_refuse(store: Store, journal: dict[str, Any], cause: str) -> None:
+    problems = _undo(store, journal)
     if not problems:
         return
     lines = [
-        f"cp -p {store.folder}/undo/files/{m['path']} {site.root}/{m['path']}" for m in journal["moves"] if m["from"]
+        f"cp -p {store.folder}/undo/files/{m['path']} {store.root}/{m['path']}" for m in journal["moves"] if m["from"]
     ]
-    lines += [f"rm {site.root}/{m['path']}" for m in journal["moves"] if not m["from"]]
+    lines += [f"rm {store.root}/{m['path']}" for m in journal["moves"] if not m["from"]]
     broken = {p.partition(":")[0] for p in problems}
     manual = [line for line in lines if any(line.endswith(f"/{b}") for b in broken)]
     raise Refusal(

@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What push and rollback share: the view of the host that a plan is made from, and the check that it still holds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import PurePosixPath
+from typing import Any
+
+from . import planning
+from .common import Refusal, digest_of_file, entry, inside
+from .facts import container
+from .locate import Site
+from .processes import running
+from .store import Store
+
+
+def live_view(store: Store, paths: set[str]) -> dict[str, str | None]:
+    """Digests of `paths` as they will be once an interrupted run has been put back."""
+    live = {p: digest_of_file(inside(store.root, p)) for p in paths}
+    journal = store.journal()
+    if journal and not any(e["txn"] == journal["txn"] for e in store.events()):
+        live.update({m["path"]: m["from"] for m in journal["moves"] if m["path"] in paths})
+    return live
+
+
+def plan_facts(site: Site, store: Store, actions: list[planning.Action], refusals: list[Refusal]) -> dict[str, Any]:
+    """The part of a plan that push and rollback have in common; completes `actions` with attributes of the files."""
+    for action in actions:
+        found = entry(site.root, action["path"]) or {}
+        action.update({k: found.get(k) for k in ("mode", "owner", "nlink")})
+    return {
+        "actions": actions,
+        "blockers": [r.as_dict() for r in refusals],
+        "processes": running(),
+        "container": container(site.root),
+        "unfinished": unfinished(store),
+    }
+
+
+def unfinished(store: Store) -> str:
+    """A sentence about a run that has not ended, or ""."""
+    journal, holder = store.journal(), store.holder()
+    if holder:
+        return f"{holder['operator'] or 'somebody'} is running a {holder['doing']} here (pid {holder['pid']})"
+    if journal:
+        event = journal["event"]
+        return f"a {event['event']} of {event['id']} was interrupted; the next push or rollback puts it back first"
+    return ""
+
+
+def check_plan(actions: list[planning.Action], expect: list[list[Any]]) -> None:
+    """Refuse when `actions` are not those of the plan, `expect` (path, digest before, digest after).
+
+    Raises:
+        Refusal: `conflict`; nothing was written.
+    """
+    now = {a["path"]: (a["from"], a["to"]) for a in actions}
+    planned = {path: (before, after) for path, before, after in expect}
+    stale = sorted(p for p in {*now, *planned} if now.get(p) != planned.get(p))
+    stale += [a["path"] for a in actions if a["action"] == "conflict" and a["path"] not in stale]
+    if stale:
+        more = f" and {len(stale) - 1} more" if len(stale) > 1 else ""
+        raise Refusal(
+            "conflict",
+            f"the plan is stale: {stale[0]}{more} changed on the host since it was made",
+            why="nothing was written",
+            next_step="ddtree-overlay diff {target}, then plan again",
+        )
+
+
+def raise_first(refusals: list[Refusal]) -> None:
+    """Raise the first of `refusals`, if there is one."""
+    if refusals:
+        raise refusals[0]
+
+
+def absent_folders(store: Store, paths: Iterable[str]) -> set[str]:
+    """Folders (compiled-file folders included) that are not there yet and will come with the overlay."""
+    found = set()
+    for path in paths:
+        parents = [str(p) for p in PurePosixPath(path).parents if str(p) != "."]
+        if parents:
+            parents.append(f"{parents[0]}/__pycache__")
+        found |= {p for p in parents if not (store.root / p).is_dir()}
+    return found
+
+
+def history_event(
+    record: dict[str, Any], kind: str, current: str | None, before: str | None, operator: str
+) -> dict[str, Any]:
+    """The line for the history that commits `kind` of the deployment `record`."""
+    return {
+        "event": kind,
+        "id": record["id"],
+        "overlay_id": record["overlay_id"],
+        "current": current,
+        "before": before,
+        "operator": operator,
+        "note": "",
+    }

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Push: from a plan that the operator has seen to a transaction that does exactly that."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from . import planning, transaction
+from .common import Refusal, digest, digest_of_file, inside, split
+from .grounds import absent_folders, check_plan, history_event, live_view, plan_facts, raise_first
+from .locate import Site, locate
+from .preflight import blockers
+from .probe import syntax_errors
+from .reading import describe
+from .store import Store, write_durably
+
+
+Answer = tuple[dict[str, Any], bytes]
+Record = dict[str, Any]
+
+
+def plan_push(args: dict[str, Any], _: bytes) -> Answer:
+    """What a push of `changes` (path, base, after, size) would do here now. Reads only."""
+    site = locate(args)
+    store = Store(site.state, site.root)
+    actions, record = _push_actions(args["changes"], store)
+    todo = [a for a in actions if a["action"] not in ("same", "conflict")]
+    refusals = blockers(site, [a["path"] for a in todo], _bytes_needed(args["changes"]))
+    unknown = planning.unknown_base(actions, args["changes"], record)
+    if unknown and todo:
+        refusals.append(_no_base(unknown))
+    result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "unknown_base": unknown}
+    return {**result, "deployment": record["id"] if record else None}, b""
+
+
+def _push_actions(changes: list[dict[str, Any]], store: Store) -> tuple[list[planning.Action], Record | None]:
+    record = store.current()
+    paths = {c["path"] for c in changes} | set(record["files"] if record else ())
+    return planning.plan_push(changes, live_view(store, paths), record), record
+
+
+def _bytes_needed(changes: list[dict[str, Any]]) -> int:
+    # The staged copy and the file itself; backups are second names of what is already there.
+    return 2 * sum(int(c["size"]) for c in changes)
+
+
+def _no_base(paths: list[str]) -> Refusal:
+    return Refusal(
+        "conflict",
+        f"{paths[0]} is patched already, but no deployment here recorded what it was before",
+        why="without its base a rollback would be impossible",
+        next_step="reinstall SGLang on the host, then ddtree-overlay push {target}",
+    )
+
+
+def push(args: dict[str, Any], payload: bytes) -> Answer:
+    """Carry out a plan: `changes` with their bytes in `payload`, and `expect`, the plan's actions."""
+    site = locate(args)
+    store = Store(site.state, site.root)
+    changes = args["changes"]
+    # Python 3.9 has no strict=; `split` has checked the sizes.
+    staged = dict(zip((c["path"] for c in changes), split(payload, [c["size"] for c in changes])))  # noqa: B905
+    wrong = [c["path"] for c in changes if digest(staged[c["path"]]) != c["after"]]
+    if wrong:
+        raise Refusal("connection", f"{wrong[0]} arrived damaged", why="nothing was changed")
+    _refuse_early(site, store, args)
+    with store.locked(args["operator"], "push", args["lock_wait"]):
+        try:
+            return _push_locked(site, store, args, staged), b""
+        finally:
+            store.tidy()
+
+
+def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[str, bytes]) -> dict[str, Any]:
+    changes = args["changes"]
+    note = transaction.recover(store)
+    actions, record = _push_actions(changes, store)
+    check_plan(actions, args["expect"])
+    todo = [a for a in actions if a["action"] != "same"]
+    if not todo:
+        return {"deployment": record["id"] if record else None, "noop": True, "recovered": note}
+    _refuse_unsafe(site, todo, changes, planning.unknown_base(actions, changes, record))
+    name = _deploy(site, store, args, staged=staged, actions=actions, record=record)
+    return {"deployment": name, "noop": False, "recovered": note}
+
+
+def _refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:
+    """Refuse a stale plan before even the state folder is created."""
+    actions, _ = _push_actions(args["changes"], store)
+    if not store.holder():
+        check_plan(actions, args["expect"])
+    if any(a["action"] != "same" for a in actions):
+        todo = [a["path"] for a in actions if a["action"] != "same"]
+        raise_first(blockers(site, todo, _bytes_needed(args["changes"])))
+
+
+def _refuse_unsafe(site: Site, todo: list[planning.Action], changes: list[dict[str, Any]], unknown: list[str]) -> None:
+    raise_first(blockers(site, [a["path"] for a in todo], _bytes_needed(changes)))
+    if unknown:
+        raise _no_base(unknown)
+
+
+def _deploy(
+    site: Site,
+    store: Store,
+    args: dict[str, Any],
+    *,
+    staged: dict[str, bytes],
+    actions: list[planning.Action],
+    record: Record | None,
+) -> str:
+    errors = syntax_errors(staged)
+    if errors:
+        first = errors[0]
+        raise Refusal(
+            "failed",
+            f"{first['path']}:{first['line']}: {first['message']}",
+            why="the patched file does not compile under the host's Python; nothing was written",
+            next_step="ddtree-overlay verify {target}",
+        )
+    name = store.new_deployment()
+    files = {c["path"]: _remember(store, name, c, record) for c in args["changes"]}
+    for path, data in staged.items():
+        place = store.deployment(name) / "after" / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        write_durably(place, data)
+    new = {
+        **{k: args[k] for k in ("overlay_id", "base_id", "release", "operator")},
+        "id": name,
+        "previous": record["id"] if record and _same_base(files, record, site) else None,
+        "version": site.version,
+        "install": site.install,
+        "files": files,
+        "absent_folders": sorted({*absent_folders(store, files), *(record["absent_folders"] if record else ())}),
+    }
+    store.write(store.deployment(name) / "manifest.json", new)
+    moves = [_move(a, f"deployments/{name}/after/{a['path']}", new, record) for a in actions if a["action"] != "same"]
+    make = [f for f in new["absent_folders"] if not f.endswith("__pycache__") and any(_below(p, f) for p in files)]
+    event = history_event(new, "push", name, record["id"] if record else None, args["operator"])
+    drop = list(reversed(record["absent_folders"])) if record else []
+    transaction.run(store, moves, event, make=make, drop=drop)
+    return name
+
+
+def _same_base(files: Record, record: Record, site: Site) -> bool:
+    """Whether going back to `record` makes sense: not when the package was upgraded in between."""
+    common = files.keys() & record["files"].keys()
+    return site.version == record["version"] and all(files[p]["base"] == record["files"][p]["base"] for p in common)
+
+
+def _below(path: str, folder: str) -> bool:
+    return PurePosixPath(folder) in PurePosixPath(path).parents
+
+
+def _remember(store: Store, name: str, change: dict[str, Any], record: Record | None) -> Record:
+    """Keep what `change["path"]` was before any overlay: the live file, or what an earlier deployment kept."""
+    path, full = change["path"], inside(store.root, change["path"])
+    own = record["files"].get(path) if record else None
+    kept = {"after": change["after"], "base": None, "source": None, "bytecode": {}}
+    if own and digest_of_file(full) == own["after"]:
+        kept["base"] = own["base"]
+        if own["source"]:
+            kept["source"] = transaction.keep_in(store, f"deployments/{name}/base/{path}", store.folder / own["source"])
+        for compiled, place in own["bytecode"].items():
+            target = f"deployments/{name}/bytecode/{compiled}"
+            kept["bytecode"][compiled] = transaction.keep_in(store, target, store.folder / place)
+    elif change["base"] is not None:
+        kept["base"] = change["base"]
+        kept["source"] = transaction.keep_in(store, f"deployments/{name}/base/{path}", full)
+        kept["bytecode"] = transaction.keep_bytecode(store, f"deployments/{name}/bytecode", full)
+    return kept
+
+
+def _move(action: planning.Action, staged: str, new: Record, record: Record | None) -> transaction.Move:
+    path = action["path"]
+    if path in new["files"]:
+        return {**action, "source": staged, "exact": False, "bytecode": {}}
+    own = record["files"][path] if record else {"source": None, "bytecode": {}}
+    return {**action, "source": own["source"], "exact": True, "bytecode": own["bytecode"]}

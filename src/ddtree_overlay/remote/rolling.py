@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rollback: back to the files of an earlier deployment, or to those before any."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import Any
+
+from . import planning, transaction
+from .common import Refusal, digest_of_file, inside
+from .grounds import absent_folders, check_plan, history_event, live_view, plan_facts, raise_first
+from .locate import Site, locate
+from .preflight import blockers
+from .reading import describe
+from .store import Store
+
+
+Answer = tuple[dict[str, Any], bytes]
+Record = dict[str, Any]
+#: What `to` is called when no overlay at all shall be left.
+BASE = "base"
+
+
+def plan_rollback(args: dict[str, Any], _: bytes) -> Answer:
+    """What a rollback to `to` (an id, "base", or None for one step) would do here now. Reads only."""
+    site = locate(args, orphans=True)
+    store = Store(site.state, site.root)
+    record, target, undoes = _rollback_range(store, args)
+    actions, left = _rollback_actions(site, store, record, target)
+    todo = [a["path"] for a in actions if a["action"] not in ("same", "conflict")]
+    refusals = [*blockers(site, todo, 0), *_damaged(store, record, target, actions)]
+    result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "left": left}
+    names = {"current": record["id"] if record else None, "to": target["id"] if target else BASE, "undoes": undoes}
+    return {**result, **names, "state_folder": store.folder.is_dir()}, b""
+
+
+def _rollback_range(store: Store, args: dict[str, Any]) -> tuple[Record | None, Record | None, list[str]]:
+    record, to = store.current(), args["to"]
+    if to is None and args["purge"]:
+        to = BASE
+    chain: list[Record] = []
+    step = record
+    while step is not None:
+        chain.append(step)
+        step = store.record(step["previous"]) if step["previous"] else None
+    names = [c["id"] for c in chain]
+    if to is None:
+        return record, chain[1] if len(chain) > 1 else None, names[:1]
+    if to == BASE:
+        return record, None, names
+    if to not in names:
+        known = ", ".join([*names, BASE])
+        why = f"these can be gone back to: {known}"
+        raise Refusal(
+            "failed", f"{to} is not below the live deployment", why=why, next_step="ddtree-overlay history {target}"
+        )
+    at = names.index(to)
+    return record, chain[at], names[:at]
+
+
+def _rollback_actions(
+    site: Site, store: Store, record: Record | None, target: Record | None
+) -> tuple[list[planning.Action], list[str]]:
+    if record is None or (target and target["id"] == record["id"]):
+        return [], []
+    paths = {*record["files"], *(target["files"] if target else ())}
+    replaced = not site.importable or site.version != record["version"]
+    return planning.plan_rollback(record, target, live_view(store, paths), replaced=replaced)
+
+
+def _rollback_moves(actions: list[planning.Action], record: Record, target: Record | None) -> list[transaction.Move]:
+    return [_move(a, record, target) for a in actions if a["action"] != "same"]
+
+
+def _move(action: planning.Action, record: Record, target: Record | None) -> transaction.Move:
+    path = action["path"]
+    if target and path in target["files"]:
+        place = f"deployments/{target['id']}/after/{path}"
+        return {**action, "source": place, "exact": False, "bytecode": {}}
+    own = record["files"][path]
+    return {**action, "source": own["source"], "exact": True, "bytecode": own["bytecode"]}
+
+
+def _damaged(
+    store: Store, record: Record | None, target: Record | None, actions: list[planning.Action]
+) -> list[Refusal]:
+    if record is None:
+        return []
+    found = []
+    for move in _rollback_moves([a for a in actions if a["action"] != "conflict"], record, target):
+        if move["to"] is not None and digest_of_file(store.folder / str(move["source"])) != move["to"]:
+            found.append(
+                Refusal(
+                    "failed",
+                    f"the backup of {move['path']} is missing or damaged: {store.folder / str(move['source'])}",
+                    why="nothing was changed",
+                    next_step="reinstall SGLang on the host, then ddtree-overlay rollback {target} --purge",
+                )
+            )
+    return found
+
+
+def rollback(args: dict[str, Any], _: bytes) -> Answer:
+    """Carry out a rollback plan: `to`, `purge`, and `expect`, the plan's actions (None: whatever is right now)."""
+    site = locate(args, orphans=True)
+    store = Store(site.state, site.root)
+    if not store.folder.is_dir():
+        return {
+            "undone": [],
+            "to": BASE,
+            "restored": 0,
+            "removed": 0,
+            "folders": 0,
+            "purged": False,
+            "verified": 0,
+        }, b""
+    with store.locked(args["operator"], "rollback", args["lock_wait"]):
+        note = transaction.recover(store)
+        record, target, undoes = _rollback_range(store, args)
+        actions, left = _rollback_actions(site, store, record, target)
+        check_plan(
+            actions, [[a["path"], a["from"], a["to"]] for a in actions] if args["expect"] is None else args["expect"]
+        )
+        result: dict[str, Any] = {
+            "undone": undoes,
+            "to": target["id"] if target else BASE,
+            "left": left,
+            "recovered": note,
+        }
+        result["folders"] = 0
+        if record is not None and undoes:
+            result["folders"] = _undo_deployments(
+                site, store, args["operator"], record=record, target=target, actions=actions
+            )
+        kinds = [a["action"] for a in actions]
+        result["restored"] = sum(k in ("change", "add") for k in kinds)
+        result["removed"] = kinds.count("remove")
+        result["verified"] = sum(digest_of_file(inside(site.root, a["path"])) == a["to"] for a in actions)
+        result["purged"] = bool(args["purge"] and target is None)
+        if result["purged"]:
+            _drop_orphaned_root(site)
+            store.purge()
+    return result, b""
+
+
+def _undo_deployments(
+    site: Site,
+    store: Store,
+    operator: str,
+    *,
+    record: Record,
+    target: Record | None,
+    actions: list[planning.Action],
+) -> int:
+    moves = _rollback_moves(actions, record, target)
+    raise_first(blockers(site, [m["path"] for m in moves], 0))
+    raise_first(_damaged(store, record, target, actions))
+    keep = set(target["absent_folders"]) if target else set()
+    drop = [f for f in sorted(record["absent_folders"], reverse=True) if f not in keep]
+    make = sorted(absent_folders(store, [m["path"] for m in moves if m["to"] is not None]))
+    before = [f for f in drop if (site.root / f).is_dir()]
+    event = history_event(record, "rollback", target["id"] if target else None, record["id"], operator)
+    transaction.run(store, moves, event, make=[m for m in make if not m.endswith("__pycache__")], drop=drop)
+    return sum(not (site.root / f).is_dir() for f in before)
+
+
+def _drop_orphaned_root(site: Site) -> None:
+    """Remove what is left of an uninstalled package's folder, if the overlay alone kept it alive."""
+    if site.importable or not site.root.is_dir():
+        return
+    for folder, _, _ in os.walk(site.root, topdown=False):
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
