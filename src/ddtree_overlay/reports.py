@@ -128,9 +128,14 @@ def rollback_plan_lines(plan: RollbackPlan) -> list[Line]:
     """What a rollback would do, file by file."""
     goal = "the base, and remove backups and history" if plan.purge else "the base" if plan.to == "base" else plan.to
     undone = f", undoing {listed(reversed(plan.undoes))}" if plan.undoes else ""
+    counts = plan.counts()
+    total = (
+        [row((f"Plan: {counts['change']} to restore, {counts['remove']} to remove", "head"))] if plan.actions else []
+    )
     return [
         row((plan.host, "head"), f"  {plan.root}: back to {goal}{undone}"),
         *_action_lines(plan.actions),
+        *total,
         *_remarks(plan.warnings, plan.processes),
     ]
 
@@ -217,7 +222,7 @@ def _action_lines(actions: Sequence[FileAction]) -> list[Line]:
     shown = [a for a in actions if a.action != "same"]
     width = max((len(a.path) for a in shown), default=0)
     lines = []
-    for action in sorted(shown, key=lambda a: (a.action == "add", a.path)):
+    for action in sorted(shown, key=lambda a: (a.action in {"add", "remove"}, a.path)):
         sign, style = _SIGNS[action.action]
         about = (
             "new" if action.action == "add" else f"{action.mode:04o} {action.owner}" if action.mode is not None else ""

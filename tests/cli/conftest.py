@@ -68,14 +68,22 @@ def site(tmp_path: Path, release_site: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def patched_root(run: Run, site: Path) -> Path:
-    """A package folder whose snapshot was taken and patched in the workspace."""
-    root = site / "sglang"
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory, release_site: Path) -> Path:
+    """A workspace in which a folder `sglang` was snapshotted and patched, to copy from."""
+    folder = tmp_path_factory.mktemp("prepared")
     for verb in ("snapshot", "patch"):
-        done = run(verb, "--root", str(root))
-        assert done.code == 0, done.err
-    return root
+        command = [sys.executable, "-m", "ddtree_overlay", verb, "--root", str(release_site / "sglang")]
+        subprocess.run(command, cwd=folder, env=clean_environ(folder), check=True, capture_output=True, timeout=240)
+    return folder
+
+
+@pytest.fixture
+def patched_root(prepared: Path, workspace: Path, site: Path) -> Path:
+    """A package folder whose snapshot was taken and patched in the workspace."""
+    for name in ("snapshots", "build"):
+        shutil.copytree(prepared / name, workspace / name)
+    return site / "sglang"
 
 
 @pytest.fixture

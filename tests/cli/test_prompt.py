@@ -32,6 +32,8 @@ class Session:
             stdout=slave,
             stderr=slave,
             start_new_session=True,
+            # A shell's background job ignores SIGINT, and its children would inherit that.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
         os.close(slave)
 

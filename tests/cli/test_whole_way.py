@@ -42,7 +42,9 @@ def test_whole_way_over_ssh_leaves_no_byte_behind(run, over_ssh: Path, release_s
     done = run("verify", *on)
     assert done.code == 0, done.out
     assert re.search(r"^verify: 0 errors", done.out, re.MULTILINE)
-    assert re.search(r"^(info|warning) .*import neither patched nor pristine.*No module named", done.out, re.MULTILINE), done.out
+    assert re.search(
+        r"^(info|warning) .*import neither patched nor pristine.*No module named", done.out, re.MULTILINE
+    ), done.out
 
     done = run("diff", *on, "--exit-code")
     assert done.code == 3

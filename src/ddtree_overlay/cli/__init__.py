@@ -42,7 +42,7 @@ class Cli(click.Group):
         words = list(sys.argv[1:] if args is None else args)
         extra["standalone_mode"] = False
         code = self._run(words, extra)
-        for stream in (sys.stdout, sys.stderr):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
             try:
                 stream.flush()
             except (OSError, ValueError):
