@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +39,12 @@ def _ours(folder: Path, words: list[bytes]) -> bool:
     if os.path.realpath(folder / "exe") != os.path.realpath(sys.executable):
         return False
     # Virtual environments share one real executable; the path it was started by tells them apart. A server that renamed
-    # its processes (`sglang::scheduler`) has no such path: it is listed rather than missed.
+    # its processes (`sglang::scheduler`) has no such path any more, but it has mapped extension modules of its packages.
     first = os.fsdecode(words[0])
     if os.path.isabs(first) and os.path.exists(first):
         return os.path.dirname(os.path.dirname(os.path.abspath(first))) == os.path.abspath(sys.prefix)
-    return True
+    libraries = os.fsencode(os.path.realpath(sysconfig.get_path("platlib"))) + b"/"
+    return libraries in (folder / "maps").read_bytes()
 
 
 def _boot_time() -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from pathlib import Path
 from typing import Any
 
 from . import planning, transaction
@@ -87,18 +88,18 @@ def _damaged(
 ) -> list[Refusal]:
     if record is None:
         return []
-    found = []
-    for move in _rollback_moves([a for a in actions if a["action"] != "conflict"], record, target):
-        if move["to"] is not None and digest_of_file(store.folder / str(move["source"])) != move["to"]:
-            found.append(
-                Refusal(
-                    "failed",
-                    f"the backup of {move['path']} is missing or damaged: {store.folder / str(move['source'])}",
-                    why="nothing was changed",
-                    next_step="reinstall SGLang on the host, then ddtree-overlay rollback {target} --purge",
-                )
-            )
-    return found
+    moves = _rollback_moves([a for a in actions if a["action"] != "conflict"], record, target)
+    kept = [(m["path"], store.folder / str(m["source"]), m["to"]) for m in moves if m["to"] is not None]
+    return [_no_backup(path, place) for path, place, goal in kept if digest_of_file(place) != goal]
+
+
+def _no_backup(path: str, place: Path) -> Refusal:
+    return Refusal(
+        "failed",
+        f"the backup of {path} is missing or damaged: {place}",
+        why="nothing was changed",
+        next_step="reinstall SGLang on the host, then ddtree-overlay rollback {target} --purge",
+    )
 
 
 def rollback(args: dict[str, Any], _: bytes) -> Answer:
