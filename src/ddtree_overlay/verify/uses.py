@@ -149,7 +149,7 @@ class _Checker(ast.NodeVisitor):
             if isinstance(statement, (ast.Import, ast.ImportFrom)):
                 for taken in imports(statement, self.path):
                     if assigned.count(taken.bound) == 1 and taken.name is not None:
-                        names[taken.bound] = self.symbols.resolve(taken.module, taken.name)
+                        names[taken.bound] = _known(self.symbols.resolve(taken.module, taken.name))
         return names
 
     def _annotated(self, annotation: ast.expr | None) -> Value:
@@ -161,12 +161,10 @@ class _Checker(ast.NodeVisitor):
             for scope in reversed(self.scopes):
                 if node.id in scope:
                     return scope[node.id]
-            found = self.symbols.resolve(module_of(self.path), node.id)
-            return Unknown() if isinstance(found, Missing) else found
+            return _known(self.symbols.resolve(module_of(self.path), node.id))
         if isinstance(node, ast.Attribute):
             owner = self._value(node.value)
-            found = self._member(owner, node.attr)
-            return found if isinstance(owner, Submodule) and not isinstance(found, Missing) else Unknown()
+            return _known(self._member(owner, node.attr)) if isinstance(owner, Submodule) else Unknown()
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             owner_class = self.classes[-1] if self.classes else None
             if node.func.id == "super" and not node.args and owner_class is not None:
@@ -232,3 +230,8 @@ class _Checker(ast.NodeVisitor):
             message = f"uses what SGLang does not have: {found.what}"
             self.tally.findings.append(Finding("calls", "error", self.path, node.lineno, message))
         return isinstance(found, Missing)
+
+
+def _known(found: Symbol) -> Symbol:
+    """A name that is missing is the `imports` check's to report."""
+    return Unknown() if isinstance(found, Missing) else found

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny SGLang that every edit of 0.5.11 fits, and a tiny overlay: for tests that must run in no time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddtree_overlay.manifest import FileEntry, Manifest, sha256
+from ddtree_overlay.releases import RELEASES, Release
+from ddtree_overlay.verify.mentions import MODULE, mentions_in
+from ddtree_overlay.verify.sites import Site
+
+
+RELEASE: Release = replace(RELEASES[0], sites="none")
+
+_FILES = {
+    "srt/speculative/spec_info.py": """\
+from enum import Enum, auto
+
+
+class SpeculativeAlgorithm(Enum):
+    DFLASH = auto()
+    NONE = auto()
+
+    def is_dflash(self) -> bool:
+        return self == SpeculativeAlgorithm.DFLASH
+
+    def create_worker(self, server_args):
+        enable_overlap = not server_args.disable_overlap_schedule
+
+        if self.is_dflash():
+            from sglang.srt.speculative.dflash_worker import DFlashWorker
+
+            return DFlashWorker
+""",
+    "srt/server_args.py": """\
+from dataclasses import dataclass
+from typing import Optional
+
+
+@dataclass
+class ServerArgs:
+    model_path: str
+    attention_backend: Optional[str] = None
+    speculative_algorithm: Optional[str] = None
+    speculative_num_draft_tokens: Optional[int] = None
+    speculative_dflash_block_size: Optional[int] = None
+    speculative_dflash_draft_window_size: Optional[int] = None
+
+    def _handle_attention_backend_compatibility(self):
+        self.attention_backend = self.attention_backend or "fa3"
+
+    def _handle_speculative_decoding(self):
+        if self.speculative_algorithm == "DFLASH":
+            self.speculative_num_draft_tokens = 16
+
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--speculative-algorithm", choices=["DFLASH"])
+        parser.add_argument("--speculative-dflash-draft-window-size", type=int)
+        parser.add_argument("--other")
+""",
+    "srt/speculative/dflash_worker.py": """\
+from sglang.srt.utils import wrap
+
+
+class DFlashWorker:
+    def __init__(self, server_args, gpu_id, *, nccl_port=None):
+        self.server_args = server_args
+
+    def _prepare_for_speculative_decoding(self, batch, draft_input):
+        draft_hidden = draft_input.hidden
+        block_ids = draft_input.block_ids
+        lm_head = wrap(batch)
+        draft_next = self._greedy_sample_from_vocab_parallel_head(
+            hidden_states=draft_hidden, lm_head=lm_head
+        ).view(1, 2)
+        return draft_next, block_ids
+
+    def _greedy_sample_from_vocab_parallel_head(self, *, hidden_states, lm_head):
+        return hidden_states
+""",
+    "srt/layers/attention/triton_backend.py": """\
+import torch
+
+
+class TritonAttnBackend:
+    def __init__(self, model_runner):
+        self.skip_prefill = False
+        self.num_draft_tokens = model_runner.server_args.speculative_num_draft_tokens
+
+    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+        self.logits = torch.zeros(max_num_tokens)
+        if not self.skip_prefill:
+            self.cuda_graph_custom_mask = torch.zeros(max_num_tokens)
+""",
+    "srt/model_executor/model_runner_kv_cache_mixin.py": """\
+class ModelRunnerKVCacheMixin:
+    def __init__(self, server_args):
+        self.server_args = server_args
+
+    def _init_pools(self):
+        extra_max_context_len = 4
+        if self.server_args.speculative_num_draft_tokens is not None:
+            extra_max_context_len += self.server_args.speculative_num_draft_tokens
+        return extra_max_context_len
+""",
+    "srt/managers/schedule_batch.py": """\
+def get_global_server_args():
+    return None
+
+
+class ScheduleBatch:
+    def new_tokens_required_next_decode(self, requests):
+        server_args = get_global_server_args()
+        spec_tokens = server_args.speculative_num_draft_tokens
+        return spec_tokens * len(requests)
+""",
+    "srt/managers/tokenizer_manager.py": """\
+class TokenizerManager:
+    def __init__(self, server_args):
+        self.server_args = server_args
+
+    def _calculate_spec_decoding_metrics(self, meta_info, recv_obj, i):
+        meta_info["spec_verify_ct"] = recv_obj.spec_verify_ct[i]
+""",
+    "srt/utils/__init__.py": """\
+from sglang.srt.utils.common import *
+from sglang.srt.utils.common import wrap as wrapped
+""",
+    "srt/utils/common.py": "def wrap(model, depth=0, *, strict=False):\n    return model\n",
+}
+
+_OVERLAY = {
+    "srt/speculative/ddtree/__init__.py": "",
+    "srt/speculative/ddtree/args.py": """\
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+
+
+def add_ddtree_cli_args(parser):
+    from sglang.srt.server_args import ServerArgs
+
+    parser.add_argument("--speculative-ddtree-budget", default=ServerArgs.speculative_ddtree_budget)
+
+
+def choose_attention_backend(server_args: ServerArgs) -> None:
+    server_args.attention_backend = "triton"
+
+
+def enter_dflash_handling(server_args: ServerArgs) -> None:
+    server_args.speculative_algorithm = "DFLASH"
+
+
+def finish_dflash_handling(server_args: ServerArgs) -> None:
+    server_args._handle_attention_backend_compatibility()
+    server_args.speculative_algorithm = "DDTREE"
+
+
+def extra_draft_columns(server_args: ServerArgs) -> int:
+    return server_args.speculative_dflash_block_size
+
+
+def request_meta_info(server_args: ServerArgs) -> dict[str, int]:
+    return {"budget": server_args.speculative_ddtree_budget}
+""",
+    "srt/speculative/ddtree/gates.py": """\
+def check_graph_buffers(backend, max_bs, max_num_tokens):
+    pass
+
+
+def grow_graph_mask(backend, max_num_tokens):
+    return backend.cuda_graph_custom_mask
+""",
+    "srt/speculative/ddtree/worker.py": """\
+from sglang.srt.speculative.dflash_worker import DFlashWorker
+from sglang.srt.utils import wrap, wrapped
+
+
+class DDTreeWorker(DFlashWorker):
+    def __init__(self, server_args, gpu_id, nccl_port):
+        super().__init__(server_args, gpu_id, nccl_port=nccl_port)
+        self.model = wrap(server_args, 1, strict=True)
+        self.other = wrapped(server_args)
+
+    def _prepare_tree_verify(self, batch, *, draft_hidden, block_ids, lm_head):
+        self._greedy_sample_from_vocab_parallel_head(hidden_states=draft_hidden, lm_head=lm_head)
+
+
+def create_ddtree_worker(enable_overlap):
+    return DDTreeWorker
+""",
+}
+
+
+def base() -> dict[str, bytes]:
+    """The seven edited files and what they import, by package-relative path."""
+    return {path: text.encode() for path, text in _FILES.items()}
+
+
+def overlay() -> dict[str, bytes]:
+    """The new modules."""
+    return {path: text.encode() for path, text in _OVERLAY.items()}
+
+
+def manifest(files: dict[str, bytes]) -> Manifest:
+    """The manifest of a snapshot that holds `files`."""
+    entries = tuple(FileEntry(path, sha256(data), len(data)) for path, data in sorted(files.items()))
+    mentions = tuple(path for path, data in sorted(files.items()) if mentions_in(path, data))
+    return Manifest("small", "/small", "wheel", {"sglang": RELEASE.version, "python": None}, entries, mentions)
+
+
+def sites() -> tuple[Site, ...]:
+    """A table that classifies every mention of `base()`."""
+    found = {place: m for path, data in base().items() for place, m in mentions_in(path, data).items()}
+    return tuple(Site(p.path, p.scope or MODULE, "same", "Test.", m.counts) for p, m in found.items())

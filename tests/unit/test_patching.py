@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+from __future__ import annotations
+
+import ast
+
+import pytest
+from tests.support import small, wheels
+
+from ddtree_overlay.edits.anchors import AnchorError
+from ddtree_overlay.errors import ConflictError, OverlayError
+from ddtree_overlay.manifest import Bundle, sha256
+from ddtree_overlay.patching import (
+    SUPPORTED_RELEASES,
+    AlreadyPatchedError,
+    build,
+    build_release,
+    load_overlay,
+    unpatch,
+    wanted_paths,
+)
+
+
+def built(base: dict[str, bytes] | None = None):
+    return build_release(small.RELEASE, small.base() if base is None else base, small.overlay())
+
+
+def test_bundle_holds_every_edit_and_every_new_module():
+    """Digests of base and result, for exactly the files that change."""
+    patched = built()
+
+    assert {c.path for c in patched.bundle.changes} == set(patched.files)
+    assert {c.path for c in patched.bundle.changes if c.adds} == set(small.overlay())
+    assert all(c.sha256 == sha256(patched.files[c.path]) for c in patched.bundle.changes)
+    assert all(c.base_sha256 == sha256(small.base()[c.path]) for c in patched.bundle.changes if not c.adds)
+    assert all(c.added > 0 and c.removed == 0 for c in patched.bundle.changes if not c.adds)
+
+
+def test_building_twice_gives_the_same_bytes():
+    """A bundle depends on its base and on nothing else."""
+    first, second = built(), built(dict(reversed(small.base().items())))
+
+    assert first.files == second.files
+    assert first.bundle.to_json() == second.bundle.to_json()
+    assert Bundle.from_json(first.bundle.to_json()) == first.bundle
+
+
+def test_base_is_left_alone():
+    """Patching is a function, not an action."""
+    base = small.base()
+    built(base)
+
+    assert base == small.base()
+
+
+@pytest.mark.parametrize("path", [e.path for e in small.RELEASE.edits])
+def test_any_failing_edit_fails_the_whole(path: str):
+    """With one anchor of seven gone there is no bundle at all (ds300/patch-package#450, sgl-project/sglang#34849)."""
+    base = small.base()
+    base[path] = b"x = 1\n"
+
+    with pytest.raises(AnchorError) as caught:
+        built(base)
+
+    assert caught.value.path == path
+
+
+def test_missing_file_is_named():
+    """A snapshot without an edited file is an error, not a smaller bundle (Hyperloom#516)."""
+    base = small.base()
+    del base["srt/managers/schedule_batch.py"]
+
+    with pytest.raises(OverlayError, match=r"srt/managers/schedule_batch\.py is missing"):
+        built(base)
+
+
+@pytest.mark.parametrize("path", [e.path for e in small.RELEASE.edits])
+def test_patched_base_is_refused_with_its_own_message(path: str):
+    """Already patched is told apart from drifted, with the way out (patch-package#485)."""
+    base = small.base()
+    base[path] = built().files[path]
+
+    with pytest.raises(AlreadyPatchedError) as caught:
+        built(base)
+
+    assert f"{path} is already patched" in caught.value.what
+    assert "rollback" in caught.value.next_step
+    assert isinstance(caught.value, ConflictError)
+
+
+def test_new_module_in_the_base_is_refused():
+    """A file where a new module would land is not overwritten."""
+    path = "srt/speculative/ddtree/args.py"
+
+    with pytest.raises(AlreadyPatchedError, match=r"ddtree/args\.py"):
+        built({**small.base(), path: b"theirs = 1\n"})
+
+
+def test_unsupported_release_is_refused_by_name():
+    """An unknown release is never patched on a guess."""
+    with pytest.raises(OverlayError, match=r"SGLang 0\.5\.10 is not supported") as caught:
+        build(small.base(), "0.5.10", overlay=small.overlay())
+
+    assert all(version in caught.value.why for version in SUPPORTED_RELEASES)
+
+
+def test_unpatch_needs_no_base():
+    """The edit alone leads back to the exact bytes."""
+    patched = built()
+
+    for path, data in small.base().items():
+        if path in patched.files:
+            assert unpatch(patched.files[path], path) == data
+            assert unpatch(patched.files[path], path, small.RELEASE.version) == data
+
+
+def test_unpatch_refuses_what_it_did_not_patch():
+    """A pristine file, and a file without an edit."""
+    with pytest.raises(AnchorError):
+        unpatch(small.base()["srt/server_args.py"], "srt/server_args.py")
+    with pytest.raises(OverlayError, match="not edited by the overlay"):
+        unpatch(b"", "srt/other.py")
+
+
+def test_wanted_paths_cover_edits_imports_and_landing_places():
+    """A snapshot of these paths is enough to patch and to verify."""
+    wanted = wanted_paths(small.overlay())
+
+    assert {e.path for e in small.RELEASE.edits} <= wanted
+    assert set(small.overlay()) <= wanted
+    assert {"srt/utils.py", "srt/utils/__init__.py", "srt/utils/wrap.py"} <= wanted
+
+
+def test_the_real_overlay_is_found_and_parses():
+    """Modules by the path they land at, all of it Python that every target can read."""
+    modules = load_overlay()
+
+    assert "srt/speculative/ddtree/args.py" in modules
+    for path, data in modules.items():
+        ast.parse(data, path, feature_version=(3, 10))
+
+
+def test_the_published_wheel_is_patched():
+    """The whole of 0.5.11 with the real overlay."""
+    overlay = load_overlay()
+    _, base = wheels.snapshot(wanted_paths(overlay))
+
+    patched = build(base, "0.5.11")
+
+    assert len(patched.files) == len(overlay) + 7
+    assert all(c.removed == 0 for c in patched.bundle.changes)
