@@ -175,7 +175,7 @@ def status_lines(found: Status) -> list[Line]:
     lines += [
         row("  ", ("! ", "bad"), f"{file.path}: {file.state}{f', {file.reason}' if file.reason else ''}")
         for file in found.files
-        if found.state not in _STATES or file.state in {"missing", "foreign"}
+        if file.state != "ours" and found.state != "pristine"
     ]
     return [*lines, *_remarks(found.warnings, [p for p in found.processes if p.stale])]
 
