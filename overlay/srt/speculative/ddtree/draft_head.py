@@ -65,7 +65,7 @@ class DraftHead:
         logits = self._finish(torch.matmul(hidden_states.to(weight.dtype), weight.T).float())
         log_z = torch.logsumexp(logits, dim=-1, keepdim=True)
         kept = min(k, logits.shape[1])
-        values, columns = ordered_topk(logits.nan_to_num(nan=float("-inf")), kept)
+        values, columns = ordered_topk(logits.masked_fill(logits.isnan(), float("-inf")), kept)
         pad = (0, k - kept)
         values = torch.nn.functional.pad(values, pad, value=float("-inf"))
         return values, torch.nn.functional.pad(ids[columns], pad), log_z

@@ -66,7 +66,7 @@ def build_tree(roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Te
         token_ids: int64 [bs, L, K], distinct along K.
         budget: Draft nodes per tree, at least 1.
     """
-    levels = _beam_levels(log_probs.nan_to_num(nan=float("-inf")), token_ids, budget)
+    levels = _beam_levels(log_probs.masked_fill(log_probs.isnan(), float("-inf")), token_ids, budget)
     pool = [torch.cat(columns, dim=1) for columns in zip(*levels)]
     scores, tokens, parents, depths, ranks = _select(pool, budget)
 

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Resolve server arguments as a starting server does: start_up.py CASES.json RESULTS.json, in the engine environment."""
+
+import dataclasses
+import json
+import sys
+
+
+SHOWN = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_dflash_block_size", "attention_backend")
+
+
+def resolve(arguments, again):
+    from sglang.srt.server_args import ServerArgs
+
+    try:
+        resolved = ServerArgs(**arguments)
+        if again:  # what dataclasses.replace does: the handlers run on their own results
+            resolved = dataclasses.replace(resolved)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+    return {name: getattr(resolved, name) for name in SHOWN}
+
+
+def command_line():
+    import argparse
+
+    from sglang.srt.server_args import ServerArgs
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    words = "--model-path m --speculative-algorithm DDTREE --speculative-ddtree-budget 9 --speculative-ddtree-topk-cap 4"
+    parsed = parser.parse_args([*words.split(), "--speculative-ddtree-allow-hybrid-unsafe"])
+    return {k: v for k, v in vars(parsed).items() if "ddtree" in k or k == "speculative_algorithm"}
+
+
+def registry():
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm as Algorithm
+
+    member = Algorithm.from_string("ddtree")
+    return {
+        "name": member.name,
+        "is_ddtree": member.is_ddtree(),
+        "is_dflash": member.is_dflash(),
+        "dflash_is_ddtree": Algorithm.DFLASH.is_ddtree(),
+        "is_eagle": member.is_eagle(),
+        "others": [a.name for a in Algorithm if a.is_ddtree()],
+    }
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as source:
+        cases = json.load(source)
+    results = {name: resolve(case["arguments"], case.get("again", False)) for name, case in cases.items()}
+    with open(sys.argv[2], "w") as target:
+        json.dump({"cases": results, "command_line": command_line(), "registry": registry()}, target)

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Start-up: what DDTREE makes of its arguments, and what it refuses, in a patched SGLang 0.5.11."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine import harness
+
+
+HYBRID_CONFIG = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "model_type": "qwen3_next",
+    "hidden_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "vocab_size": 256,
+    "max_position_embeddings": 2048,
+}
+
+#: Arguments beside a plain DDTREE start -> what the refusal must say.
+REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "negative budget": ({"speculative_ddtree_budget": -3}, ["--speculative-ddtree-budget", "at least 1", "-3"]),
+    "zero budget": ({"speculative_ddtree_budget": 0}, ["--speculative-ddtree-budget", "at least 1"]),
+    "budget beyond the pool": ({"speculative_ddtree_budget": 1024}, ["--max-total-tokens (1024)", "1023 or less"]),
+    "budget beyond the context": (
+        {"speculative_ddtree_budget": 300, "max_total_tokens": None},
+        ["context length (256)", "255 or less"],
+    ),
+    "zero top-k cap": ({"speculative_ddtree_topk_cap": 0}, ["--speculative-ddtree-topk-cap", "at least 1"]),
+    "page size 16": ({"page_size": 16}, ["--page-size 1", "16"]),
+    "torch_native backend": ({"attention_backend": "torch_native"}, ["'torch_native'", "Supported: triton"]),
+    "other decode backend": ({"decode_attention_backend": "flashinfer"}, ["decode", "'flashinfer'"]),
+    "relaxed acceptance": ({"speculative_accept_threshold_single": 0.5}, ["must stay 1.0", "0.5"]),
+    "disaggregation": ({"disaggregation_mode": "decode"}, ["--disaggregation-mode"]),
+    "no draft model": ({"speculative_draft_model_path": None}, ["--speculative-draft-model-path"]),
+    "block of one": ({"speculative_dflash_block_size": 1}, ["at least 2 tokens"]),
+    "hybrid model": ({"model_path": "HYBRID"}, ["Qwen3NextForCausalLM", "--speculative-ddtree-allow-hybrid-unsafe"]),
+}
+
+ACCEPTED: dict[str, dict[str, Any]] = {
+    "default budget": {},
+    "small budget": {"speculative_ddtree_budget": 3},
+    "block size given": {"speculative_dflash_block_size": 8, "speculative_ddtree_budget": 16},
+    "no backend given": {"attention_backend": None},
+    "hybrid model, accepted": {"model_path": "HYBRID", "speculative_ddtree_allow_hybrid_unsafe": True},
+}
+
+
+@pytest.fixture(scope="module")
+def resolved(site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """All cases, resolved in one process of the patched SGLang."""
+    folder = tmp_path_factory.mktemp("start_up")
+    hybrid = folder / "hybrid"
+    hybrid.mkdir()
+    (hybrid / "config.json").write_text(json.dumps(HYBRID_CONFIG))
+
+    def arguments(extra: dict[str, Any]) -> dict[str, Any]:
+        merged = harness.engine_args("DDTREE", **extra)
+        return merged | ({"model_path": str(hybrid)} if merged["model_path"] == "HYBRID" else {})
+
+    cases = {name: {"arguments": arguments(extra)} for name, (extra, _) in REFUSALS.items()}
+    cases |= {name: {"arguments": arguments(extra)} for name, extra in ACCEPTED.items()}
+    cases["resolved twice"] = {"arguments": arguments({"speculative_ddtree_budget": 16}), "again": True}
+    (folder / "cases.json").write_text(json.dumps(cases))
+    script = harness.PROJECT / "tests/engine/start_up.py"
+    command = [harness.ENGINE_PYTHON, script, folder / "cases.json", folder / "results.json"]
+    done = subprocess.run(command, env=harness.engine_environment(site), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads((folder / "results.json").read_text())
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_start_up_refuses(resolved: dict[str, Any], name: str) -> None:
+    """Each bad argument ends the start with an error that names the flag, the reason and the limit."""
+    error = resolved["cases"][name].get("error", "no error")
+    assert error.startswith("ValueError: ")
+    for part in REFUSALS[name][1]:
+        assert part in error
+
+
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_start_up_sets_both_widths(resolved: dict[str, Any], name: str) -> None:
+    """The verify width is budget + 1, the draft width stays the block, and a backend that verifies trees is used."""
+    budget = ACCEPTED[name].get("speculative_ddtree_budget", 64)
+    assert resolved["cases"][name] == {
+        "speculative_algorithm": "DDTREE",
+        "speculative_num_draft_tokens": budget + 1,
+        "speculative_dflash_block_size": 8,
+        "attention_backend": "triton",
+    }
+
+
+def test_resolving_twice_changes_nothing(resolved: dict[str, Any]) -> None:
+    """`dataclasses.replace` on resolved arguments runs the handlers again; the widths stay."""
+    assert resolved["cases"]["resolved twice"]["speculative_num_draft_tokens"] == 17
+    assert resolved["cases"]["resolved twice"]["speculative_dflash_block_size"] == 8
+
+
+def test_command_line_has_the_flags(resolved: dict[str, Any]) -> None:
+    """The four spellings parse into the fields."""
+    assert resolved["command_line"] == {
+        "speculative_algorithm": "DDTREE",
+        "speculative_ddtree_budget": 9,
+        "speculative_ddtree_topk_cap": 4,
+        "speculative_ddtree_allow_hybrid_unsafe": True,
+    }
+
+
+def test_ddtree_is_a_member_of_its_own(resolved: dict[str, Any]) -> None:
+    """DDTREE is a DFLASH to every predicate that asks, and no other algorithm is DDTREE."""
+    assert resolved["registry"] == {
+        "name": "DDTREE",
+        "is_ddtree": True,
+        "is_dflash": True,
+        "dflash_is_ddtree": False,
+        "is_eagle": False,
+        "others": ["DDTREE"],
+    }

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Top-k log-probabilities over whole and sharded vocabularies."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.speculative.ddtree.draft_head import DraftHead
+
+
+HIDDEN, ORG, ADDED, PADDING = 16, 1003, 3, 64
+
+
+def padded(size: int) -> int:
+    return -(-size // PADDING) * PADDING
+
+
+class FakeRanks:
+    """Tensor-parallel ranks run one after the other: the first pass records what each rank gathers, the second answers."""
+
+    def __init__(self, size: int) -> None:
+        self.world_size = size
+        self.gathered: list[list[torch.Tensor]] = []
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        self.gathered[-1].append(tensor)
+        if len(self.gathered) <= self.world_size:
+            return tensor
+        call = len(self.gathered[-1]) - 1
+        return torch.cat([calls[call] for calls in self.gathered[: self.world_size]], dim=dim)
+
+
+def shard(weight: torch.Tensor, rank: int, ranks: int) -> SimpleNamespace:
+    """Rank's part of a head [ORG + ADDED, HIDDEN], padded with rows that would win if they were read."""
+    org_size, added_size = padded(ORG) // ranks, padded(ADDED) // ranks
+    rows = torch.full((org_size + added_size, HIDDEN), 100.0)
+    org = weight[:ORG][rank * org_size : (rank + 1) * org_size]
+    added = weight[ORG:][rank * added_size : (rank + 1) * added_size]
+    rows[: len(org)] = org
+    rows[org_size : org_size + len(added)] = added
+    indices = SimpleNamespace(
+        num_org_elements=len(org),
+        num_org_elements_padded=org_size,
+        num_added_elements=len(added),
+        org_vocab_start_index=rank * org_size,
+        added_vocab_start_index=ORG + rank * added_size,
+    )
+    return SimpleNamespace(weight=rows, shard_indices=indices)
+
+
+def whole(weight: torch.Tensor, hidden: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sorted log-probabilities of the unsharded head."""
+    log_probs = torch.log_softmax(hidden @ weight.T, dim=-1)
+    values, ids = log_probs.sort(dim=-1, descending=True, stable=True)
+    return values[:, :k], ids[:, :k]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("k", [1, 7, 64])
+def test_sharded_head_equals_the_whole_one_on_every_rank(ranks: int, k: int) -> None:
+    """Ids, order and globally normalised log-probabilities; padding and added tokens included (sglang#27509, #29907)."""
+    torch.manual_seed(k)
+    weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(9, HIDDEN).abs()
+    weight[-1] = 3.0  # an added token that is among the best
+    group = FakeRanks(ranks)
+    heads = [DraftHead(shard(weight, rank, ranks), None, group) for rank in range(ranks)]
+    for head in heads:
+        group.gathered.append([])
+        head.top_log_probs(hidden, k)
+    values, ids = whole(weight, hidden, k)
+    for head in heads:
+        group.gathered.append([])
+        got_values, got_ids = head.top_log_probs(hidden, k)
+        assert torch.equal(got_ids, ids)
+        torch.testing.assert_close(got_values, values, atol=1e-5, rtol=1e-5)
+
+
+def test_ties_go_to_the_lower_token_id() -> None:
+    """Equal logits keep token order, so every rank and every run builds one tree."""
+    head = DraftHead(shard(torch.ones(ORG + ADDED, HIDDEN), 0, 1), None, FakeRanks(1))
+    _, ids = head.top_log_probs(torch.ones(2, HIDDEN), 6)
+    assert ids.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+
+
+def test_soft_cap_and_scale_of_the_target_apply() -> None:
+    """They leave the argmax alone and change probabilities, which is what a tree is built from (vllm_ddtree 931f661db)."""
+    weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(4, HIDDEN)
+    processor = SimpleNamespace(logit_scale=0.5, final_logit_softcapping=3.0)
+    values, _ = DraftHead(shard(weight, 0, 1), processor, FakeRanks(1)).top_log_probs(hidden, 5)
+    capped = 3.0 * torch.tanh(0.5 * (hidden @ weight.T) / 3.0)
+    torch.testing.assert_close(values, torch.log_softmax(capped, -1).sort(-1, descending=True).values[:, :5])
+
+
+def test_quantised_head_is_refused() -> None:
+    """Integer weights hold no logits; the message names the way out."""
+    head = SimpleNamespace(weight=torch.zeros(4, 4, dtype=torch.int8), shard_indices=None)
+    with pytest.raises(ValueError, match="not quantised"):
+        DraftHead(head, None, FakeRanks(1))
