@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddtree_overlay.manifest import Bundle, Manifest
 
@@ -81,13 +81,9 @@ def snapshot_lines(manifest: Manifest, facts: Mapping[str, Any], folder: str) ->
 
 def bundle_lines(name: str, bundle: Bundle, folder: str) -> list[Line]:
     """What `patch` built."""
-    width = max(len(change.path) for change in bundle.changes)
+    files = [_File("add" if c.adds else "change", c.path, c.added, c.removed, "") for c in bundle.changes]
     lines = [row((name, "head"), f"  sglang {bundle.release}  overlay {bundle.overlay_id}  base {bundle.base_id}")]
-    for change in sorted(bundle.changes, key=lambda c: (c.adds, c.path)):
-        sign, style = _SIGNS["add" if change.adds else "change"]
-        lines.append(
-            row("  ", (sign, style), f" {change.path:<{width}}  ", *_line_counts(change.added, change.removed))
-        )
+    lines += _file_lines(files)
     added = sum(change.adds for change in bundle.changes)
     lines.append(row(f"{added} added, {counted(len(bundle.changes) - added, 'file')} changed, in {folder}"))
     return lines
@@ -152,6 +148,8 @@ def rolled_back_line(done: RollbackResult) -> Line:
     """The closing line of a rollback."""
     goal = "the base" if done.to == "base" else done.to
     purged = ", backups and history removed" if done.purged else ""
+    if done.purged and not done.undone:
+        return row((f"{done.host}: at the base", "ok"), purged)
     text = f"{done.restored} restored, {done.removed} removed, {done.verified} verified{purged}"
     return row((f"{done.host}: back to {goal}", "ok"), f": {text}")
 
@@ -218,34 +216,47 @@ def comparison_lines(here: str, there: str, differences: Sequence[Difference]) -
     return [head, *body, row(f"{counted(len(differences), 'difference')} between {here} and {there}")]
 
 
+class _File(NamedTuple):
+    kind: str
+    path: str
+    added: int
+    removed: int
+    about: str
+
+
 def _action_lines(actions: Sequence[FileAction]) -> list[Line]:
-    shown = [a for a in actions if a.action != "same"]
-    width = max((len(a.path) for a in shown), default=0)
+    return _file_lines([_described(a) for a in actions if a.action != "same"])
+
+
+def _described(action: FileAction) -> _File:
+    known = f"{action.mode:04o} {action.owner}" if action.mode is not None else ""
+    about = "new" if action.action == "add" else known
+    text = f"{about}  {action.reason}" if action.reason else about
+    return _File(action.action, action.path, action.added, action.removed, text)
+
+
+def _file_lines(files: Iterable[_File]) -> list[Line]:
+    """One line a file in columns: changed ones first, then those that come or go."""
+    ordered = sorted(files, key=lambda f: (f.kind in {"add", "remove"}, f.path))
+    wide = max((len(f.path) for f in ordered), default=0)
+    plus = max((len(f"+{f.added}") for f in ordered if f.added), default=0)
+    minus = max((len(f" -{f.removed}") for f in ordered if f.removed), default=0)
     lines = []
-    for action in sorted(shown, key=lambda a: (a.action in {"add", "remove"}, a.path)):
-        sign, style = _SIGNS[action.action]
-        about = (
-            "new" if action.action == "add" else f"{action.mode:04o} {action.owner}" if action.mode is not None else ""
-        )
-        reason = f"  {action.reason}" if action.reason else ""
-        counts = _line_counts(action.added, action.removed)
-        lines.append(
-            row(
-                "  ",
-                (sign, style),
-                (f" {action.path:<{width}}", "path"),
-                "  ",
-                *counts,
-                (f"  {about}{reason}", "dim"),
-            )
-        )
+    for file in ordered:
+        sign, style = _SIGNS[file.kind]
+        added = f"{f'+{file.added}' if file.added else '':>{plus}}"
+        removed = f"{f' -{file.removed}' if file.removed else '':<{minus}}"
+        gap = "  " if plus + minus else ""
+        parts = [
+            (f" {file.path:<{wide}}", "path"),
+            (gap + added, "add"),
+            (removed, "remove"),
+            (f"  {file.about}", "dim"),
+        ]
+        while not parts[-1][0].strip():
+            parts.pop()
+        lines.append(row("  ", (sign, style), *parts))
     return lines
-
-
-def _line_counts(added: int, removed: int) -> tuple[Part, Part, Part]:
-    if not added and not removed:
-        return ("", ""), ("", ""), (" " * 10, "")
-    return (f"{f'+{added}':>5}", "add"), (" ", ""), (f"{f'-{removed}' if removed else '':<4}", "remove")
 
 
 def _remarks(warnings: Iterable[str], processes: Sequence[Process]) -> list[Line]:

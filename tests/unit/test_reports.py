@@ -67,7 +67,7 @@ def deployment(number: int = 1, **over) -> Deployment:
 
 def text(lines) -> list[str]:
     assert all(style in STYLES for line in lines for _, style in line)
-    return [plain(line).rstrip() for line in lines]
+    return [plain(line) for line in lines]
 
 
 def test_plan_shows_each_file_and_the_counts():
@@ -83,8 +83,8 @@ def test_plan_shows_each_file_and_the_counts():
 
     assert text(plan_lines(shown)) == [
         "ct200  sglang 0.5.11  /opt/sglang (wheel)",
-        "  ~ srt/a.py       +3 -1    0640 root:gpu",
-        "  + srt/new.py    +12       new",
+        "  ~ srt/a.py     +3 -1  0640 root:gpu",
+        "  + srt/new.py  +12     new",
         "Plan: 1 to add, 1 to change, 0 to remove, 1 already there.  base 3f2a  overlay 91c0",
         "warning: look here",
         "restart: 1 running process (pid 4711) keeps the old code until restarted",
@@ -95,7 +95,7 @@ def test_conflict_in_a_plan_is_named_with_its_reason():
     """A file that stops the push is marked, counted and explained."""
     shown = text(plan_lines(plan(action("srt/a.py", "conflict", reason="edited since the snapshot"))))
 
-    assert shown[1] == "  ! srt/a.py     +3       0640 root:gpu  edited since the snapshot"
+    assert shown[1] == "  ! srt/a.py  +3  0640 root:gpu  edited since the snapshot"
     assert "1 in conflict" in shown[2]
 
 
@@ -104,8 +104,8 @@ def test_bundle_lists_changed_files_before_new_ones():
     bundle = Bundle("0.5.11", (Change("srt/a_new.py", None, "x", 9, 0), Change("srt/b.py", "y", "z", 4, 0)))
 
     assert text(bundle_lines("ct200", bundle, "build/x"))[1:] == [
-        "  ~ srt/b.py         +4",
-        "  + srt/a_new.py     +9",
+        "  ~ srt/b.py      +4",
+        "  + srt/a_new.py  +9",
         "1 added, 1 file changed, in build/x",
     ]
 

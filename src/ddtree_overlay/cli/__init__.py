@@ -67,7 +67,9 @@ class Cli(click.Group):
         except (click.Abort, KeyboardInterrupt):
             screen.fail(_InterruptedError("interrupted"))
             return INTERRUPTED
-        except BrokenPipeError:
+        except SystemExit:
+            # click leaves this way when the reader of a help text or a version has gone; nothing failed.
+            silence(sys.stdout)
             return 0
 
 

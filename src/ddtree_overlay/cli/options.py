@@ -86,6 +86,13 @@ def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable
             except OverlayError as e:
                 screen.fail(e)
                 return e.exit_code
+            except OSError as e:
+                what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
+                fault = OverlayError(
+                    what, next_step="check permissions and free space on this machine, then run it again"
+                )
+                screen.fail(fault)
+                return fault.exit_code
 
         own = list(reversed(getattr(function, "__click_params__", [])))
         return click.Command(
