@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddtree_overlay.diffs import count_inserted
 from ddtree_overlay.edits.anchors import AnchorError
-from ddtree_overlay.edits.base import Edit
+from ddtree_overlay.edits.base import Edit, Insertion
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.manifest import Bundle, Change, sha256
 from ddtree_overlay.modules import imports, paths_of
@@ -18,6 +20,9 @@ from ddtree_overlay.releases import RELEASES, Release, release
 
 
 SUPPORTED_RELEASES = tuple(row.version for row in RELEASES)
+
+#: No supported release speaks of DDTree: a base file that does is not pristine, whoever patched it.
+_OURS = re.compile(rb"ddtree", re.IGNORECASE)
 
 
 class AlreadyPatchedError(ConflictError):
@@ -49,9 +54,12 @@ def load_overlay() -> dict[str, bytes]:
 def wanted_paths(overlay: Mapping[str, bytes]) -> frozenset[str]:
     """Every path a snapshot must hold if it exists: edited files, imported modules, and where new modules will land."""
     wanted = set(overlay)
-    wanted.update(edit.path for row in RELEASES for edit in row.edits)
-    for path, data in overlay.items():
-        for taken in imports(ast.parse(data), path):
+    code = list(overlay.items())
+    for edit in (edit for row in RELEASES for edit in row.edits):
+        wanted.add(edit.path)
+        code += [(edit.path, insertion.code.encode()) for insertion in edit.insertions]
+    for path, source in code:
+        for taken in imports(ast.parse(source), path):
             wanted.update(paths_of(taken.module))
             if taken.name not in (None, "*"):
                 wanted.update(paths_of(f"{taken.module}.{taken.name}"))
@@ -124,11 +132,17 @@ def unpatch(patched: bytes, path: str, version: str | None = None) -> bytes:
 
 
 def _patch(edit: Edit, before: bytes) -> bytes:
-    after, present = edit.plan(before)
-    if present:
-        held = "all" if len(present) == len(edit.insertions) else f"{len(present)} of {len(edit.insertions)}"
-        raise _already(edit.path, f"it holds {held} of the overlay's insertions")
-    return after
+    if not _OURS.search(before):
+        return edit.apply(before)
+    present: tuple[Insertion, ...] = ()
+    with contextlib.suppress(AnchorError):
+        _, present = edit.plan(before)
+    if not present:
+        raise _already(
+            edit.path, "it speaks of DDTree, but not in our words: another overlay, or another version of this one"
+        )
+    held = "all" if len(present) == len(edit.insertions) else f"{len(present)} of {len(edit.insertions)}"
+    raise _already(edit.path, f"it holds {held} of the overlay's insertions")
 
 
 def _refuse_present(base: Mapping[str, bytes], added: Mapping[str, bytes]) -> None:

@@ -87,6 +87,17 @@ def test_patched_base_is_refused_with_its_own_message(path: str):
     assert isinstance(caught.value, ConflictError)
 
 
+def test_base_with_another_overlay_is_refused():
+    """Insertions of another version match none of ours, and must not be patched on top of."""
+    base = small.base()
+    base["srt/server_args.py"] += b"\n\nDDTREE_BUDGET = 8\n"
+
+    with pytest.raises(AlreadyPatchedError, match="already patched") as caught:
+        built(base)
+
+    assert "another version" in caught.value.why
+
+
 def test_new_module_in_the_base_is_refused():
     """A file where a new module would land is not overwritten."""
     path = "srt/speculative/ddtree/args.py"

@@ -75,6 +75,7 @@ class Symbols:
         self._files = files
         self._wanted = wanted
         self._modules: dict[str, _Module | None] = {}
+        self._members: dict[ast.ClassDef, frozenset[str]] = {}
 
     def module(self, name: str) -> Symbol:
         """The module `name`, `Missing`, or `Unknown`."""
@@ -131,7 +132,7 @@ class Symbols:
             own = [n for n in base.node.body if isinstance(n, FunctionNode) and n.name == name]
             if own:
                 return Function(base.path, own[-1]) if len(own) == 1 and not unsure else Unknown()
-            if name in attributes_of(base.node) or "__getattr__" in attributes_of(base.node):
+            if not {name, "__getattr__"}.isdisjoint(self._attributes(base.node)):
                 return Unknown()
         return Unknown() if unsure or name.startswith("__") else Missing(f"{name} in class {cls.node.name}")
 
@@ -163,6 +164,11 @@ class Symbols:
                 if taken.bound == name and taken.name is not None:
                     return self.resolve(taken.module, taken.name, seen)
         return Unknown()
+
+    def _attributes(self, node: ast.ClassDef) -> frozenset[str]:
+        if node not in self._members:
+            self._members[node] = attributes_of(node)
+        return self._members[node]
 
     def _load(self, name: str) -> _Module | None:
         if name not in self._modules:

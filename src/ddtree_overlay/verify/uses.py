@@ -72,18 +72,23 @@ def check_calls(
         heirs: Overlay classes; a method that an upstream class lacks may be defined by those that inherit from it.
     """
     tree = symbols.tree(path)
-    checker = _Checker(symbols, path, tally, frozenset(map(id, only)) if only is not None else None, heirs)
-    checker.visit(tree)
+    _Checker(symbols, path, tally, only, heirs).visit(tree)
 
 
 class _Checker(ast.NodeVisitor):
     def __init__(
-        self, symbols: Symbols, path: str, tally: Tally, only: frozenset[int] | None, heirs: Collection[Class]
+        self,
+        symbols: Symbols,
+        path: str,
+        tally: Tally,
+        only: Collection[ast.stmt] | None,
+        heirs: Collection[Class],
     ) -> None:
         self.symbols = symbols
         self.path = path
         self.tally = tally
-        self.only = only
+        self.only = None if only is None else frozenset(map(id, only))
+        self.lines = frozenset(statement.lineno for statement in only or ())
         self.active = only is None
         self.heirs = heirs
         self.classes: list[Class | None] = []
@@ -126,6 +131,9 @@ class _Checker(ast.NodeVisitor):
         self.visit(node.value)
 
     def _function(self, node: FunctionNode) -> None:
+        inside = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+        if not self.active and self.lines.isdisjoint(inside):
+            return
         for child in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
             self.visit(child)
         self.scopes.append(self._locals(node))
