@@ -120,7 +120,7 @@ def test_same_second_same_length_edit_is_seen_by_the_next_import(tiny, near):
 
 
 def test_unchecked_bytecode_is_removed_and_comes_back(tiny, near):
-    """Bytecode marked unchecked hides the source for ever (PEP 552): it goes with a push and returns with a rollback."""
+    """Bytecode marked unchecked hides the source for ever (PEP 552); it goes with a push, returns with a rollback."""
     source = tiny.root / "srt/a.py"
     code = "import py_compile, sys; py_compile.compile(sys.argv[1], "
     code += "invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)"

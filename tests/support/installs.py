@@ -93,5 +93,5 @@ def bundle_for(root: Path, results: Mapping[str, bytes], release: str = "0.5.11"
 def overlay_for(root: Path, mark: bytes = b"DDTREE = 1\n") -> tuple[Bundle, dict[str, bytes]]:
     """A small overlay on a real SGLang: two edited files, two new ones in a new folder."""
     results = {p: (root / p).read_bytes() + b"\n" + mark for p in EDITED}
-    results.update({p: b"# new\n" + mark for p in ADDED})
+    results.update(dict.fromkeys(ADDED, b"# new\n" + mark))
     return bundle_for(root, results)

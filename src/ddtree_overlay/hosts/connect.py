@@ -62,8 +62,8 @@ def _connect(
     opened.append(transport)
     known, said = hostkeys.load(endpoint.known_hosts)
     warnings += [w for w in said if w not in warnings]
-    _negotiate(host, endpoint, transport, known)
-    _verify(host, endpoint, transport, known, accept_new)
+    key = _negotiate(host, endpoint, transport, known)
+    _verify(host, endpoint, key, known, accept_new=accept_new)
     _authenticate(host, endpoint, transport)
     transport.set_keepalive(KEEPALIVE_SECONDS)
 
@@ -112,7 +112,10 @@ def _through(host: Host, endpoint: Endpoint, jump: paramiko.Transport) -> parami
         ) from e
 
 
-def _negotiate(host: Host, endpoint: Endpoint, transport: paramiko.Transport, known: list[hostkeys.KnownKey]) -> None:
+def _negotiate(
+    host: Host, endpoint: Endpoint, transport: paramiko.Transport, known: list[hostkeys.KnownKey]
+) -> paramiko.PKey:
+    """Agree on keys with the other side; gives its host key, which nobody has looked at yet."""
     transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = host.timeout
     transport.channel_timeout = host.timeout
     options = transport.get_security_options()
@@ -121,6 +124,8 @@ def _negotiate(host: Host, endpoint: Endpoint, transport: paramiko.Transport, kn
     options.key_types = sorted(options.key_types, key=lambda t: _key_type(t) not in mine)
     try:
         transport.start_client(timeout=host.timeout)
+        # After a timeout `start_client` returns as if all were well; then there is no key to be had.
+        return transport.get_remote_server_key()
     except (paramiko.SSHException, OSError, EOFError) as e:
         raise _no_ssh(host, endpoint, e) from e
 
@@ -150,9 +155,8 @@ def _key_name(endpoint: Endpoint) -> str:
 
 
 def _verify(
-    host: Host, endpoint: Endpoint, transport: paramiko.Transport, known: list[hostkeys.KnownKey], accept_new: bool
+    host: Host, endpoint: Endpoint, key: paramiko.PKey, known: list[hostkeys.KnownKey], *, accept_new: bool
 ) -> None:
-    key = transport.get_remote_server_key()
     name, blob = _key_name(endpoint), key.asbytes()
     seen = f"{host.name} ({endpoint.address} port {endpoint.port}, {key.get_name()}, {hostkeys.fingerprint(blob)})"
     verdict, line = hostkeys.judge(known, name, blob)
@@ -270,8 +274,7 @@ def _private_key(path: Path, notes: list[str]) -> paramiko.PKey | None:
         return paramiko.PKey.from_path(path)
     except FileNotFoundError:
         return None
-    except paramiko.PasswordRequiredException:
-        notes.append(f"{path} has a passphrase: ssh-add it")
     except Exception as e:  # the reader lets errors of several crypto libraries through
-        notes.append(f"{path} cannot be used: {e}")
+        locked = isinstance(e, paramiko.PasswordRequiredException) or "password" in str(e)
+        notes.append(f"{path} has a passphrase: ssh-add it" if locked else f"{path} cannot be used: {e}")
     return None

@@ -112,10 +112,16 @@ def refusal(error: Mapping[str, str], target: str) -> errors.OverlayError:
     return _KINDS.get(error["kind"], errors.OverlayError)(error["what"], why=error["why"], next_step=step)
 
 
-def missing_answer(output: Output, python: str, name: str, target: str) -> errors.OverlayError:
+def missing_answer(output: Output, sentinel: str, python: str, name: str, target: str) -> errors.OverlayError:
     """Why there is no answer, from the exit status and what was printed."""
     said = _tail(output.stderr) or _tail(output.stdout)
     step = "set `python` in deploy.toml to the interpreter that starts the server"
+    if f"\n{sentinel}:".encode() in output.stdout:
+        return errors.ConnectionFailedError(
+            f"the answer from {name} was cut short",
+            why=f"{len(output.stdout)} bytes arrived; an answer counts only when it is whole",
+            next_step="run the same command again",
+        )
     if output.code in (126, 127):
         return errors.OverlayError(f"the interpreter {python} cannot be started on {name}", why=said, next_step=step)
     if output.code is None or output.code < 0:

@@ -61,7 +61,7 @@ class AgentTransport:
         output = self._run(sentinel, request, self.host.timeout if timeout is None else timeout)
         answer = protocol.decode(output, sentinel)
         if answer is None:
-            raise protocol.missing_answer(output, self._python(), self.name, self.target)
+            raise protocol.missing_answer(output, sentinel, self._python(), self.name, self.target)
         self._listen(protocol.noise(output, sentinel))
         return protocol.unwrap(*answer, self.target)
 

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The SSH transport against a real sshd: who is trusted, what is said, and that nothing hangs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from tests.support.installs import overlay_for
+from tests.support.sshd import SshServer
+from tests.support.trees import differences, listing
+
+from ddtree_overlay import deploy
+from ddtree_overlay.errors import AuthenticationError, ConfigError, ConnectionFailedError, HostKeyError, OverlayError
+from ddtree_overlay.hosts import hostkeys
+from ddtree_overlay.hosts.transport import open_transport
+
+
+def status_of(host, **options):
+    with open_transport(host, **options) as transport:
+        return deploy.status(transport)
+
+
+def new_lines(server, before):
+    """What sshd has logged since `before`, once it has noticed that the client is gone."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        text = server.log()[len(before) :]
+        if "Connection reset" in text or "Connection closed" in text or "Disconnected" in text:
+            return text
+        time.sleep(0.05)
+    return server.log()[len(before) :]
+
+
+def test_the_whole_way_over_ssh(sshd, sglang):
+    """Push and rollback through sshd leave exactly the tree that was there before."""
+    before = listing(sglang.site)
+    bundle, files = overlay_for(sglang.root)
+    with open_transport(sshd.host(python=str(sglang.python))) as transport:
+        plan = deploy.plan_push(transport, bundle, files)
+        assert deploy.push(transport, plan, files, operator="x").id == "d-0001"
+        assert deploy.status(transport).state == "applied"
+        assert deploy.rollback(transport, purge=True).purged
+        assert deploy.status(transport).state == "pristine"
+    assert differences(before, listing(sglang.site)) == []
+
+
+def test_unknown_host_key_is_refused_before_any_credential(sshd, tmp_path):
+    """No authentication attempt in the server's log, nothing written to known_hosts (CWE-295, fsspec#2119)."""
+    empty = tmp_path / "known_hosts"
+    empty.write_text("")
+    before = sshd.log()
+    with pytest.raises(HostKeyError, match="host key is unknown") as caught:
+        status_of(sshd.host(known_hosts=str(empty)))
+    text = str(caught.value)
+    printed = subprocess.run(
+        ["ssh-keygen", "-lf", sshd.folder / "host_ed25519.pub"], capture_output=True, text=True, check=True
+    ).stdout.split()[1]
+    assert caught.value.exit_code == 8
+    assert all(part in text for part in ("127.0.0.1", str(sshd.port), "ssh-ed25519", printed, "--accept-new"))
+    log = new_lines(sshd, before)
+    assert "Connection from" in log
+    assert not any(word in log for word in ("publickey", "Accepted", "Failed", "password"))
+    assert empty.read_text() == ""
+
+
+def test_accept_new_adds_one_line_and_keeps_the_others(sshd, tiny, tmp_path):
+    """An unknown key is added on request; lines of other hosts stay byte for byte (paramiko#435)."""
+    known = tmp_path / "known_hosts"
+    known.write_text("@cert-authority *.x ssh-ed25519 AAAA\nother sk-type AAAA")
+    host = sshd.host(python=str(tiny.python), known_hosts=str(known))
+    assert status_of(host, accept_new=True).state == "pristine"
+    lines = known.read_text().splitlines()
+    assert lines[:2] == ["@cert-authority *.x ssh-ed25519 AAAA", "other sk-type AAAA"]
+    assert lines[2:] == sshd.known_hosts.read_text().splitlines()
+    assert status_of(host).state == "pristine"
+
+
+def test_changed_host_key_is_refused_even_with_accept_new(sshd, tmp_path):
+    """The message has port, both fingerprints, and file and line (paramiko#2229 leaves the port out)."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    words = (tmp_path / "other.pub").read_text().split()
+    known = tmp_path / "known_hosts"
+    known.write_text(f"# comment\n[127.0.0.1]:{sshd.port} {words[0]} {words[1]}\n")
+    with pytest.raises(HostKeyError, match="has changed") as caught:
+        status_of(sshd.host(known_hosts=str(known)), accept_new=True)
+    assert f"port {sshd.port}" in str(caught.value)
+    assert f"{known}:2" in str(caught.value)
+    assert f"ssh-keygen -R '[127.0.0.1]:{sshd.port}'" in caught.value.next_step
+
+
+def test_bad_lines_of_known_hosts_are_skipped_with_a_warning(sshd, tiny, tmp_path):
+    """A host CA, a corrupt line and an unknown marker do not make every host unknown (paramiko#490)."""
+    known = tmp_path / "known_hosts"
+    good = sshd.known_hosts.read_text()
+    known.write_text(f"@cert-authority * ssh-ed25519 AAAA\n@odd x\nx ssh-ed25519 !!!\nshort\n{good}")
+    with open_transport(sshd.host(python=str(tiny.python), known_hosts=str(known))) as transport:
+        assert deploy.status(transport).state == "pristine"
+        assert [w.split(":")[1] for w in transport.warnings] == ["1", "2", "3", "4"]
+
+
+def test_revoked_host_key_is_refused(sshd, tmp_path):
+    """@revoked wins over the line that knows the key, and over a pin."""
+    known = tmp_path / "known_hosts"
+    good = sshd.known_hosts.read_text()
+    known.write_text(good + "@revoked * " + good.split(" ", 1)[1])
+    pin = hostkeys.fingerprint(hostkeys.parse(good, "x")[0][0].blob)
+    with pytest.raises(HostKeyError, match="revoked"):
+        status_of(sshd.host(known_hosts=str(known), host_key_fingerprint=pin))
+
+
+def test_hashed_known_hosts_are_understood(sshd, tiny, tmp_path):
+    """`ssh-keygen -H` hides names; they are matched all the same."""
+    known = tmp_path / "known_hosts"
+    known.write_text(sshd.known_hosts.read_text())
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", known], check=True, capture_output=True)
+    assert "127.0.0.1" not in known.read_text()
+    assert status_of(sshd.host(python=str(tiny.python), known_hosts=str(known))).state == "pristine"
+
+
+def test_a_pinned_fingerprint_decides(sshd, tiny, tmp_path):
+    """The right pin needs no known_hosts; a wrong one is refused although known_hosts has the key."""
+    pin = hostkeys.fingerprint(hostkeys.parse(sshd.known_hosts.read_text(), "x")[0][0].blob)
+    host = sshd.host(python=str(tiny.python), known_hosts=str(tmp_path / "none"), host_key_fingerprint=pin)
+    assert status_of(host).state == "pristine"
+    with pytest.raises(HostKeyError, match="not the pinned one"):
+        status_of(sshd.host(host_key_fingerprint="SHA256:" + "A" * 43))
+
+
+def test_refused_keys_are_named(sshd, tmp_path):
+    """The message lists what was offered, to whom, and says what to change."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "wrong"], check=True)
+    with pytest.raises(AuthenticationError) as caught:
+        status_of(sshd.host(identity_file=str(tmp_path / "wrong")))
+    assert str(tmp_path / "wrong") in caught.value.why
+    assert "identity_file" in caught.value.next_step
+
+
+def test_a_key_with_a_passphrase_says_so(sshd, tmp_path):
+    """Without an ssh agent such a key cannot be used; nothing asks on a terminal."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", tmp_path / "locked"], check=True)
+    with pytest.raises(AuthenticationError, match="passphrase: ssh-add"):
+        status_of(sshd.host(identity_file=str(tmp_path / "locked")))
+
+
+def test_unreachable_host(sshd):
+    """A closed port: exit code 8 with address and port."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    with pytest.raises(ConnectionFailedError, match=f"port {port}: Connection refused") as caught:
+        status_of(sshd.host(port=port))
+    assert caught.value.exit_code == 8
+
+
+def test_a_mute_server_does_not_hang_us(sshd):
+    """Something that accepts and never speaks is given up after the timeout (RMS#791)."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        sock.listen()
+        start = time.monotonic()
+        with pytest.raises(ConnectionFailedError, match="no SSH connection"):
+            status_of(sshd.host(port=sock.getsockname()[1], timeout=1.0))
+    assert time.monotonic() - start < 5
+
+
+@pytest.mark.parametrize(
+    ("python", "message"),
+    [
+        ("/no/such/python", "cannot be started"),
+        ("/etc/passwd", "cannot be started"),
+        ("/bin/true", "does not behave like a Python"),
+        ("/bin/cat", "does not behave like a Python"),
+    ],
+)
+def test_wrong_interpreter(sshd, python, message):
+    """Each way of not being a Python is told apart, and the key to change is named."""
+    with pytest.raises(OverlayError, match=message) as caught:
+        status_of(sshd.host(python=python))
+    assert caught.value.exit_code == 1
+    assert "`python` in deploy.toml" in caught.value.next_step
+
+
+def test_interpreters_with_blanks_and_quotes_in_their_path(sshd, tiny, tmp_path):
+    """The login shell must pass the path on unchanged."""
+    odd = tmp_path / "it's a $HOME" / "python"
+    odd.parent.mkdir()
+    odd.write_text(f'#!/bin/sh\nexec {tiny.python} "$@"\n')
+    odd.chmod(0o755)
+    assert status_of(sshd.host(python=str(odd))).state == "pristine"
+
+
+def test_noisy_start_up_files_do_not_matter(tmp_path, tiny, sshd):
+    """A .bashrc that prints on both streams is heard, warned about and ignored (paramiko#395, pyinfra#727)."""
+    del sshd  # only to be skipped with it
+    noise = 'echo "Welcome to ct200"; echo "stderr too" >&2\n'
+    cache = Path(__file__).parents[2] / ".cache"
+    with (
+        SshServer.start(tmp_path / "noisy", cache, bashrc=noise) as server,
+        open_transport(server.host(python=str(tiny.python))) as transport,
+    ):
+        assert deploy.status(transport).state == "pristine"
+        assert any("Welcome to ct200" in w for w in transport.warnings)
+
+
+def test_a_lot_of_output_on_both_streams_does_not_deadlock(sshd, tiny, tmp_path):
+    """5 MB on each stream before the agent starts are drained (paramiko#1778, #448)."""
+    loud = tmp_path / "python"
+    flood = "head -c 5000000 /dev/zero | tr '\\0' x"
+    loud.write_text(f'#!/bin/sh\n{flood} >&2\n{flood}\nexec {tiny.python} "$@"\n')
+    loud.chmod(0o755)
+    start = time.monotonic()
+    assert status_of(sshd.host(python=str(loud))).state == "pristine"
+    assert time.monotonic() - start < 10
+
+
+def test_a_stalled_agent_is_given_up(sshd, tmp_path):
+    """No byte for `timeout` seconds ends the call (paramiko#1815: recv_exit_status ignores timeouts)."""
+    slow = tmp_path / "python"
+    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.chmod(0o755)
+    start = time.monotonic()
+    with pytest.raises(ConnectionFailedError, match="no sign of life for 1 s"):
+        status_of(sshd.host(python=str(slow), timeout=1.0))
+    assert time.monotonic() - start < 6
+
+
+def test_a_killed_agent_is_a_lost_connection(sshd, tmp_path):
+    """A process ended by a signal has exit status -1 in paramiko; that is never taken for success."""
+    dying = tmp_path / "python"
+    dying.write_text("#!/bin/sh\nkill -9 $$\n")
+    dying.chmod(0o755)
+    with pytest.raises(ConnectionFailedError, match="terminated by a signal or the connection was lost"):
+        status_of(sshd.host(python=str(dying)))
+
+
+def test_a_connection_that_drops_is_reported(tmp_path, tiny, sshd):
+    """The session is killed while the agent runs: a clear error, and no hang."""
+    marker = tmp_path / "started"
+    slow = tmp_path / "python"
+    slow.write_text(f"#!/bin/sh\necho $PPID > {marker}.tmp; mv {marker}.tmp {marker}; exec sleep 30\n")
+    slow.chmod(0o755)
+
+    def drop():
+        deadline = time.monotonic() + 10
+        while not marker.exists() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        os.kill(int(marker.read_text()), signal.SIGKILL)
+
+    thread = threading.Thread(target=drop)
+    thread.start()
+    with pytest.raises(ConnectionFailedError):
+        status_of(sshd.host(python=str(slow)))
+    thread.join()
+    assert status_of(sshd.host(python=str(tiny.python))).state == "pristine"
+
+
+def test_ssh_configuration_is_resolved_by_ssh_itself(sshd, tiny, tmp_path):
+    """Include, Host patterns, IdentityFile and known hosts of the user's configuration count (fabric#2215)."""
+    inner = tmp_path / "inner"
+    inner.write_text(
+        f"Host gpu-*\n  HostName 127.0.0.1\n  Port {sshd.port}\n  User {sshd.user}\n"
+        f"  IdentityFile {sshd.identity}\n  IdentitiesOnly yes\n  UserKnownHostsFile {sshd.known_hosts}\n"
+    )
+    outer = tmp_path / "config"
+    outer.write_text(f"Include {inner}\n")
+    plain = {"address": "gpu-7", "port": None, "user": None, "identity_file": None, "known_hosts": None}
+    host = sshd.host(python=str(tiny.python), ssh_config=str(outer), **plain)
+    assert status_of(host).state == "pristine"
+
+
+def test_jump_hosts_are_used_and_verified(sshd, tiny, tmp_path):
+    """ProxyJump goes through the first sshd to the second; each proves its key (sshtunnel#280)."""
+    cache = Path(__file__).parents[2] / ".cache"
+    with SshServer.start(tmp_path / "inner", cache) as inner:
+        known = tmp_path / "known_hosts"
+        known.write_text(sshd.known_hosts.read_text() + inner.known_hosts.read_text())
+        config = tmp_path / "config"
+        config.write_text(
+            f"Host jump\n  HostName 127.0.0.1\n  Port {sshd.port}\n  User {sshd.user}\n  IdentityFile {sshd.identity}\n"
+            f"Host inside\n  HostName 127.0.0.1\n  Port {inner.port}\n  User {inner.user}\n"
+            f"  IdentityFile {inner.identity}\n  ProxyJump jump\n"
+        )
+        plain = {"address": "inside", "port": None, "user": None, "identity_file": None}
+        host = inner.host(python=str(tiny.python), ssh_config=str(config), known_hosts=str(known), **plain)
+        before = sshd.log()
+        assert status_of(host).state == "pristine"
+        assert "Accepted publickey" in new_lines(sshd, before)
+        known.write_text(inner.known_hosts.read_text())
+        with pytest.raises(HostKeyError, match=f"through jump.*port {sshd.port}"):
+            status_of(host)
+
+
+def test_proxy_command_is_refused_by_name(sshd, tmp_path):
+    """What is not supported is said, not ignored."""
+    config = tmp_path / "config"
+    config.write_text("Host *\n  ProxyCommand nc %h %p\n")
+    with pytest.raises(ConfigError, match="ProxyCommand is not supported"):
+        status_of(sshd.host(ssh_config=str(config)))
+
+
+def test_a_request_that_is_cut_short_changes_nothing(tiny):
+    """The agent starts only with the last byte of its request; a truncated one is no request."""
+    from ddtree_overlay.hosts import protocol
+
+    before = listing(tiny.site)
+    request = protocol.encode(
+        "rollback", {"to": None, "purge": True, "expect": None, "operator": "", "lock_wait": 0}, b""
+    )
+    for size in (0, 5, 1000, len(request) // 2, len(request) - 3):
+        words = [tiny.python, "-c", protocol.BOOTSTRAP, "mark"]
+        done = subprocess.run(words, input=request[:size], capture_output=True, check=False, timeout=30)
+        assert done.stdout == b""
+    assert differences(before, listing(tiny.site)) == []
+
+
+def test_a_snapshot_that_arrives_truncated_is_no_answer(sshd, sglang, tmp_path):
+    """An answer cut in the middle of its payload is a lost connection, never a shorter snapshot (paramiko put/get)."""
+    from ddtree_overlay import snapshots
+
+    cut = tmp_path / "python"
+    cut.write_text(f'#!/bin/sh\n{sglang.python} "$@" | head -c 400000\n')
+    cut.chmod(0o755)
+    with (
+        open_transport(sshd.host(python=str(cut))) as transport,
+        pytest.raises(ConnectionFailedError, match="cut short"),
+    ):
+        snapshots.snapshot_host(transport, "x", ["srt/server_args.py"])
