@@ -42,15 +42,19 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "disaggregation": ({"disaggregation_mode": "decode"}, ["--disaggregation-mode"]),
     "no draft model": ({"speculative_draft_model_path": None}, ["--speculative-draft-model-path"]),
     "block of one": ({"speculative_dflash_block_size": 1}, ["at least 2 tokens"]),
-    "hybrid model": ({"model_path": "HYBRID"}, ["Qwen3NextForCausalLM", "--speculative-ddtree-allow-hybrid-unsafe"]),
+    "hybrid model": ({"model_path": "HYBRID", "disable_radix_cache": True}, ["Qwen3NextForCausalLM", "--speculative-ddtree-allow-hybrid-unsafe"]),
 }
 
 ACCEPTED: dict[str, dict[str, Any]] = {
     "default budget": {},
     "small budget": {"speculative_ddtree_budget": 3},
     "block size given": {"speculative_dflash_block_size": 8, "speculative_ddtree_budget": 16},
-    "no backend given": {"attention_backend": None},
-    "hybrid model, accepted": {"model_path": "HYBRID", "speculative_ddtree_allow_hybrid_unsafe": True},
+    "no backend given": {"attention_backend": None, "device": "cuda"},
+    "hybrid model, accepted": {
+        "model_path": "HYBRID",
+        "disable_radix_cache": True,
+        "speculative_ddtree_allow_hybrid_unsafe": True,
+    },
 }
 
 

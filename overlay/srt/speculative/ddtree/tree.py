@@ -147,13 +147,9 @@ def _select(pool: list[torch.Tensor], budget: int) -> tuple[torch.Tensor, ...]:
 
 
 def _ancestors(parents: torch.Tensor, max_depth: int) -> torch.Tensor:
-    """Reflexive transitive closure of `parents`, bool [bs, W, W]."""
-    batch, width = parents.shape
-    nodes = torch.arange(width, device=parents.device)
-    closure = (nodes.unsqueeze(1) == nodes).expand(batch, width, width).clone()
-    current = parents
-    for _ in range(max_depth):
-        reached = (current.unsqueeze(2) == nodes) & (current >= 0).unsqueeze(2)
-        closure |= reached
-        current = torch.where(current >= 0, parents.gather(1, current.clamp(min=0)), -1)
-    return closure
+    """Reflexive transitive closure of `parents`, bool [bs, W, W]: squaring doubles the distance it spans."""
+    nodes = torch.arange(parents.shape[1], device=parents.device)
+    closure = ((parents.unsqueeze(2) == nodes) | (nodes.unsqueeze(1) == nodes)).float()
+    for _ in range(max(0, max_depth - 1).bit_length()):
+        closure = (closure @ closure).clamp(max=1.0)
+    return closure > 0
