@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import inspect
 import os
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.support.commands import Ran, clean_environ
 from tests.support.trees import differences, listing
 
 from ddtree_overlay import deploy, errors
@@ -211,6 +213,32 @@ def project_cache(workspace: Path, release_site: Path) -> Path:
         release_site.parents[1] if release_site.parent.name == "wheels" else release_site.parent
     )
     return workspace / ".cache"
+
+
+def test_held_lock_is_refused(run, patched_root, site):
+    """Exit 5 while another deployment holds the lock, and the way to wait for it."""
+    assert run("push", "--root", str(patched_root), "--yes").code == 0
+    before = listing(site)
+    with open(site / ".ddtree-overlay/lock", "r+b") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        refused(run("rollback", "--root", str(patched_root), "--yes"), 5, "--lock-wait")
+
+    assert not differences(before, listing(site))
+    assert run("rollback", "--root", str(patched_root), "--yes").code == 0
+
+
+def test_read_only_install_is_refused(patched_root, site, workspace, tmp_path):
+    """Exit 1 before anything is tried, in a mount namespace of its own where the package is mounted read-only."""
+    mount = f"mount --bind {site} {site} && mount -o remount,ro,bind {site}"
+    words = ["unshare", "--mount", "sh", "-c", f'{mount} || exit 77; exec "$@"', "sh"]
+    command = [*words, sys.executable, "-m", "ddtree_overlay", "push", "--root", str(patched_root), "--yes"]
+    options = {"cwd": workspace, "env": clean_environ(tmp_path / "home"), "capture_output": True, "text": True}
+    done = subprocess.run(command, check=False, timeout=240, **options)
+    if done.returncode == 77 or "unshare failed" in done.stderr:
+        assert not os.environ.get("CI"), "CI runs as root, where a private mount must be possible"
+        pytest.skip("a private mount needs root")
+
+    refused(Ran(done.returncode, done.stdout, done.stderr), 1, "read-only")
 
 
 def test_exit_code_stays_right_when_stdout_is_closed(workspace):
