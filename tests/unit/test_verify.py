@@ -264,6 +264,18 @@ def test_call_that_no_longer_fits_is_found(path: str, old: str, new: str, proble
     assert any(problem.removeprefix("no ") in f.message for f in found)
 
 
+def test_getattr_upstream_does_not_excuse_a_missing_method():
+    """DFlashWorker passes unknown names on to its target: a hook must not rely on that."""
+    tree = Tree().change(
+        WORKER, "    def _greedy", "    def __getattr__(self, name):\n        return name\n\n    def _greedy"
+    )
+    assert tree.errors() == []
+
+    tree.change(TREE_WORKER, "def _prepare_tree_verify", "def _prepare_tree")
+
+    assert [(f.check, f.path) for f in tree.errors()] == [("calls", WORKER)]
+
+
 def test_undecidable_call_is_counted_not_reported():
     """What cannot be known from source is no finding."""
     tree = Tree().change("srt/utils/common.py", "def wrap(model, depth=0, *, strict=False):", "@magic\ndef wrap(x):")

@@ -136,6 +136,10 @@ class Symbols:
                 return Unknown()
         return Unknown() if unsure or name.startswith("__") else Missing(f"{name} in class {cls.node.name}")
 
+    def may_define(self, cls: Class, name: str) -> bool:
+        """Whether a class or a base writes the name down somewhere, or has a base that cannot be seen."""
+        return any(isinstance(base, Unknown) or name in self._attributes(base.node) for base in self.bases(cls))
+
     def expression(self, path: str, node: ast.expr) -> Symbol:
         """What a dotted name at module level means."""
         if isinstance(node, ast.Name):

@@ -188,17 +188,21 @@ class _Checker(ast.NodeVisitor):
             return self.symbols.member(owner, name)
         if isinstance(owner, Instance):
             found = self.symbols.member(owner.cls, name)
-            return self._inherited(owner.cls, name, found) if isinstance(found, Missing) else found
+            # Inserted code means members that somebody wrote down, not whatever a `__getattr__` may come up with.
+            if isinstance(found, Function) or self.only is None or self.symbols.may_define(owner.cls, name):
+                return found
+            return self._inherited(owner.cls, name)
         return self.symbols.member(owner.cls, name, skip_own=True) if isinstance(owner, Super) else Unknown()
 
-    def _inherited(self, cls: Class, name: str, missing: Missing) -> Symbol:
+    def _inherited(self, cls: Class, name: str) -> Symbol:
+        """The method as an overlay class that inherits from `cls` defines it."""
         for heir in self.heirs:
             lineage = [base for base in self.symbols.bases(heir) if isinstance(base, Class)]
             if any((base.path, base.node.name) == (cls.path, cls.node.name) for base in lineage[1:]):
                 found = self.symbols.member(heir, name)
                 if isinstance(found, Function):
                     return found
-        return missing
+        return Missing(f"{name} in class {cls.node.name} or in an overlay class that inherits from it")
 
     def _check_call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute):
