@@ -129,7 +129,7 @@ def _space(folder: Path, need: int, files: int) -> list[Refusal]:
                 next_step=f"free some space on the file system of {folder}",
             )
         ]
-    # Staged copy, backup, undo link and the temporary file of each file.
+    # Staged copy, backup, undo copy and the temporary file of each file.
     inodes = 4 * files + _SLACK_INODES
     if free["inodes"] is not None and free["inodes"] < inodes:
         return [

@@ -39,7 +39,7 @@ def _ours(folder: Path, words: list[bytes]) -> bool:
     if os.path.realpath(folder / "exe") != os.path.realpath(sys.executable):
         return False
     # Virtual environments share one real executable; the path it was started by tells them apart. A server that renamed
-    # its processes (`sglang::scheduler`) has no such path any more, but it has mapped extension modules of its packages.
+    # its processes (`sglang::scheduler`) has no such path, but it has extension modules of its packages mapped.
     first = os.fsdecode(words[0])
     if os.path.isabs(first) and os.path.exists(first):
         return os.path.dirname(os.path.dirname(os.path.abspath(first))) == os.path.abspath(sys.prefix)

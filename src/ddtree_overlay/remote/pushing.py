@@ -26,7 +26,7 @@ def plan_push(args: dict[str, Any], _: bytes) -> Answer:
     store = Store(site.state, site.root)
     actions, record = _push_actions(args["changes"], store)
     todo = [a for a in actions if a["action"] not in ("same", "conflict")]
-    refusals = blockers(site, [a["path"] for a in todo], _bytes_needed(args["changes"]))
+    refusals = blockers(site, [a["path"] for a in todo], _bytes_needed(store, args["changes"]))
     unknown = planning.unknown_base(actions, args["changes"], record)
     if unknown and todo:
         refusals.append(_no_base(unknown))
@@ -40,9 +40,10 @@ def _push_actions(changes: list[dict[str, Any]], store: Store) -> tuple[list[pla
     return planning.plan_push(changes, live_view(store, paths), record), record
 
 
-def _bytes_needed(changes: list[dict[str, Any]]) -> int:
-    # The staged copy and the file itself; backups are second names of what is already there.
-    return 2 * sum(int(c["size"]) for c in changes)
+def _bytes_needed(store: Store, changes: list[dict[str, Any]]) -> int:
+    """The staged copy and the file itself; the backup and the copy for a way back in the middle."""
+    live = [inside(store.root, c["path"]) for c in changes]
+    return 2 * sum(int(c["size"]) for c in changes) + 2 * sum(p.stat().st_size for p in live if p.is_file())
 
 
 def _no_base(paths: list[str]) -> Refusal:
@@ -80,7 +81,7 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
     todo = [a for a in actions if a["action"] != "same"]
     if not todo:
         return {"deployment": record["id"] if record else None, "noop": True, "recovered": note}
-    _refuse_unsafe(site, todo, changes, planning.unknown_base(actions, changes, record))
+    _refuse_unsafe(site, store, todo, changes, unknown=planning.unknown_base(actions, changes, record))
     name = _deploy(site, store, args, staged=staged, actions=actions, record=record)
     return {"deployment": name, "noop": False, "recovered": note}
 
@@ -92,11 +93,13 @@ def _refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:
         check_plan(actions, args["expect"])
     if any(a["action"] != "same" for a in actions):
         todo = [a["path"] for a in actions if a["action"] != "same"]
-        raise_first(blockers(site, todo, _bytes_needed(args["changes"])))
+        raise_first(blockers(site, todo, _bytes_needed(store, args["changes"])))
 
 
-def _refuse_unsafe(site: Site, todo: list[planning.Action], changes: list[dict[str, Any]], unknown: list[str]) -> None:
-    raise_first(blockers(site, [a["path"] for a in todo], _bytes_needed(changes)))
+def _refuse_unsafe(
+    site: Site, store: Store, todo: list[planning.Action], changes: list[dict[str, Any]], *, unknown: list[str]
+) -> None:
+    raise_first(blockers(site, [a["path"] for a in todo], _bytes_needed(store, changes)))
     if unknown:
         raise _no_base(unknown)
 

@@ -19,14 +19,17 @@ Answer = tuple[dict[str, Any], bytes]
 def snapshot(args: dict[str, Any], _: bytes) -> Answer:
     """Files of the package: those in `wanted` that exist, and every module below srt/ that matches `mention`.
 
-    Contents follow for the files whose digest is not the one in `known`. Every file is hashed before and after.
+    Contents follow for the files whose digest is not the one in `known`. Every file is hashed before and after, and its
+    stamp compared: a file that is rewritten all the time may show the same bytes twice.
     """
     site = locate(args)
     mentions = _mentions(site.root, args["mention"].encode())
     present = [p for p in args["wanted"] if inside(site.root, p).is_file()]
     known = args.get("known", {})
     entries, sent, pieces = [], [], []
-    for path in sorted({*present, *mentions}):
+    paths = sorted({*present, *mentions})
+    stamps = {path: _stamp(site.root, path) for path in paths}
+    for path in paths:
         found = entry(site.root, path)
         if found is None:
             raise _changed(path)
@@ -38,8 +41,9 @@ def snapshot(args: dict[str, Any], _: bytes) -> Answer:
             sent.append({"path": path, "size": len(data)})
             pieces.append(data)
     for found in entries:
-        if digest_of_file(inside(site.root, found["path"])) != found["sha256"]:
-            raise _changed(found["path"])
+        path = found["path"]
+        if digest_of_file(inside(site.root, path)) != found["sha256"] or _stamp(site.root, path) != stamps[path]:
+            raise _changed(path)
     result = {**describe(site, args), "files": entries, "mentions": mentions, "sent": sent}
     return result, b"".join(pieces)
 
@@ -58,6 +62,14 @@ def describe(site: Site, args: dict[str, Any]) -> dict[str, Any]:
             (site.root / "srt/speculative" / n).is_file() for n in ("dflash_worker.py", "dflash_worker_v2.py")
         ),
     }
+
+
+def _stamp(root: Path, path: str) -> tuple[int, int, int]:
+    try:
+        st = inside(root, path).stat()
+    except FileNotFoundError:
+        raise _changed(path) from None
+    return st.st_ino, st.st_size, st.st_ctime_ns
 
 
 def _mentions(root: Path, pattern: bytes) -> list[str]:

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import importlib.util
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -40,7 +39,7 @@ def put(source: Path, path: Path) -> None:
 
 
 def restore(backup: Path, path: Path) -> None:
-    """Put `backup` itself back at `path`: the same inode where the file system allows it, else an exact copy."""
+    """Put an exact copy of `backup` at `path`: bytes, mode, owner, extended attributes and times."""
     temp = _fresh(temp_of(path))
     keep(backup, temp)
     os.replace(temp, path)
@@ -48,20 +47,19 @@ def restore(backup: Path, path: Path) -> None:
 
 
 def keep(path: Path, backup: Path) -> None:
-    """Keep `path` as `backup`: a second name of its inode, or a copy with every attribute and its times.
+    """Keep an exact copy of `path` as the new file `backup`.
 
-    A second name is safe because installed files are only ever replaced, never written to.
+    A second name of the same inode would be cheaper, but whoever edits another name of it in place, in a package cache
+    or in a second environment, would spoil the backup with it.
     """
-    try:
-        os.link(path, backup, follow_symlinks=False)
-    except OSError as e:
-        if e.errno == errno.EEXIST:
-            raise
-        shutil.copyfile(path, backup)
+    fd = os.open(backup, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "wb") as stream:
+        stream.write(path.read_bytes())
+        stream.flush()
         _copy_attributes(path, backup)
-        shutil.copystat(path, backup)
-        with open(backup, "rb") as stream:
-            os.fsync(stream.fileno())
+        st = path.stat()
+        os.utime(backup, ns=(st.st_atime_ns, st.st_mtime_ns))
+        os.fsync(stream.fileno())
 
 
 def remove(path: Path) -> None:

@@ -6,8 +6,8 @@ the first file is replaced, and the line in the history, written last, is what m
 journal without its line in the history means "put everything back"; with it, "only the tidying is left".
 
 A *move* is one file of a transaction: `path`, `from` and `to` (digests, None = absent), `source` (where the bytes of
-`to` are, relative to the state folder), `exact` (put that very file back instead of a copy with the live attributes),
-`bytecode` (compiled files that belong to `to`: package-relative path to place in the state folder).
+`to` are, relative to the state folder), `exact` (take mode, owner and times of `source` instead of those of the live
+file), `bytecode` (compiled files that belong to `to`: package-relative path to place in the state folder).
 """
 
 from __future__ import annotations
