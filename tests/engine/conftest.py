@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.engine import harness
 
 from ddtree_overlay.wheels import wheel_of
-from tests.engine import harness
 
 
 BUDGETS = (1, 3, 4, 7, 16)
@@ -45,7 +45,9 @@ class Engines:
         self._pool = ThreadPoolExecutor(max_workers=2)
         self._jobs: dict[str, Future[dict[str, Any]]] = {}
 
-    def start(self, name: str, site: Path, args: dict[str, Any], calls: list[dict[str, Any]], **environment: str) -> None:
+    def start(
+        self, name: str, site: Path, args: dict[str, Any], calls: list[dict[str, Any]], **environment: str
+    ) -> None:
         """Queue a job; its trace files lie in `folder / name`."""
         folder = self.folder / name
         self._jobs[name] = self._pool.submit(harness.decode, site, args, calls, folder, **environment)

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Patched copies of a real SGLang 0.5.11, and engines that decode with them on a CPU.
 
-`patched_site` runs the product's own `snapshot`, `patch` and `push` on an unpacked wheel; `decode` starts one engine in a process of
-its own. Engines decode in float32 with SGLang's Triton kernels in Triton's interpreter, except plain decoding, which needs no
-tree mask and uses torch's attention.
+`patched_site` runs the product's own `snapshot`, `patch` and `push` on an unpacked wheel; `decode` starts one engine
+in a process of its own. Engines decode in float32 with SGLang's Triton kernels in Triton's interpreter, except plain
+decoding, which needs no tree mask and uses torch's attention.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def engine_args(algorithm: str | None, **extra: Any) -> dict[str, Any]:
         "attention_backend": "torch_native" if algorithm is None else "triton",
         "max_running_requests": 4,
         "max_total_tokens": 1024,
-        # The pool is sized by max_total_tokens; SGLang's estimate from free memory can come out negative on a small machine.
+        # The pool is sized by max_total_tokens; SGLang's estimate from free memory can come out negative on a small
+        # machine.
         "mem_fraction_static": 0.5,
         "context_length": 256,
         "log_level": "info",
@@ -129,11 +130,11 @@ def decode(
         )
     text = log.read_text()
     if not result.exists():
-        raise EngineFailed(text)
+        raise EngineError(text)
     return {**json.loads(result.read_text()), "log": text}
 
 
-class EngineFailed(Exception):
+class EngineError(Exception):
     """The engine did not finish; the exception's text is its log."""
 
 

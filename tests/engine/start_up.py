@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Resolve server arguments as a starting server does: start_up.py CASES.json RESULTS.json, in the engine environment."""
+"""Resolve server arguments as a starting server does: start_up.py CASES.json RESULTS.json, with the engine's Python."""
 
 import dataclasses
 import json
@@ -28,7 +28,9 @@ def command_line():
 
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)
-    words = "--model-path m --speculative-algorithm DDTREE --speculative-ddtree-budget 9 --speculative-ddtree-topk-cap 4"
+    words = (
+        "--model-path m --speculative-algorithm DDTREE --speculative-ddtree-budget 9 --speculative-ddtree-topk-cap 4"
+    )
     parsed = parser.parse_args([*words.split(), "--speculative-ddtree-allow-hybrid-unsafe"])
     return {k: v for k, v in vars(parsed).items() if "ddtree" in k or k == "speculative_algorithm"}
 

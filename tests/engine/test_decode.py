@@ -7,7 +7,6 @@ import statistics
 from typing import Any
 
 import pytest
-
 from tests.engine.conftest import BREAKS, BUDGETS, Engines
 
 
@@ -61,9 +60,7 @@ def test_breaking_a_piece_is_noticed(engines: Engines, piece: str) -> None:
 def test_trace_is_consistent_with_the_outputs(engines: Engines) -> None:
     """Each step's accepted path and bonus are the tokens that the request got at that place."""
     result = engines["budget-16"]
-    texts = {
-        rid: ids for call in result["calls"] for rid, ids in zip(call["rids"], call["output_ids"], strict=True)
-    }
+    texts = {rid: ids for call in result["calls"] for rid, ids in zip(call["rids"], call["output_ids"], strict=True)}
     first_prefix: dict[str, int] = {}
     for step in engines.trace("budget-16"):
         at = step["prefix_len"] - first_prefix.setdefault(step["rid"], step["prefix_len"]) + 1

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from tests.engine import harness
 
 
@@ -42,7 +41,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "disaggregation": ({"disaggregation_mode": "decode"}, ["--disaggregation-mode"]),
     "no draft model": ({"speculative_draft_model_path": None}, ["--speculative-draft-model-path"]),
     "block of one": ({"speculative_dflash_block_size": 1}, ["at least 2 tokens"]),
-    "hybrid model": ({"model_path": "HYBRID", "disable_radix_cache": True}, ["Qwen3NextForCausalLM", "--speculative-ddtree-allow-hybrid-unsafe"]),
+    "hybrid model": (
+        {"model_path": "HYBRID", "disable_radix_cache": True},
+        ["Qwen3NextForCausalLM", "--speculative-ddtree-allow-hybrid-unsafe"],
+    ),
 }
 
 ACCEPTED: dict[str, dict[str, Any]] = {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor tests of the overlay's modules; they run in the engine environment, beside a real SGLang 0.5.11 from its wheel."""
+"""Tensor tests of the overlay's modules; they run in the engine environment, beside a real SGLang 0.5.11."""
 
 import os
 import shutil

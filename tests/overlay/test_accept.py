@@ -32,7 +32,7 @@ def walk(tree: Tree, targets: torch.Tensor, row: int) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize("budget", [1, 2, 7, 33])
 def test_accepted_path_is_the_walk_of_target_tokens(budget: int) -> None:
-    """Path, length and bonus equal a node-by-node walk, for no, some and full acceptance in one batch (sglang#26866)."""
+    """Path, length and bonus equal a node-by-node walk: no, some and full acceptance in one batch (sglang#26866)."""
     torch.manual_seed(budget)
     log_probs, ids = ordered_topk(torch.log_softmax(torch.randn(32, 5, 4), -1), min(budget, 4))
     tree = build_tree(torch.full((32,), 7), log_probs, ids, budget)
@@ -157,4 +157,5 @@ def test_seeded_sampling_depends_on_position_alone(chooser: TargetChooser) -> No
     info = sampling(1, sampling_seed=torch.tensor([42]))
     positions = torch.tensor([10, 11, 10, 12, 11, 10])
     tokens = chooser.choose(logits, info, positions, 6)[0]
-    assert tokens[0] == tokens[2] == tokens[5] and tokens[1] == tokens[4]
+    assert tokens[0] == tokens[2] == tokens[5]
+    assert tokens[1] == tokens[4]

@@ -18,13 +18,14 @@ def padded(size: int) -> int:
 
 
 class FakeRanks:
-    """Tensor-parallel ranks run one after the other: the first pass records what each rank gathers, the second answers."""
+    """Tensor-parallel ranks run one after the other: a first pass records what each gathers, a second answers."""
 
     def __init__(self, size: int) -> None:
         self.world_size = size
         self.gathered: list[list[torch.Tensor]] = []
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        """What all ranks gathered at this call of theirs."""
         self.gathered[-1].append(tensor)
         if len(self.gathered) <= self.world_size:
             return tensor
@@ -60,7 +61,7 @@ def whole(weight: torch.Tensor, hidden: torch.Tensor, k: int) -> tuple[torch.Ten
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize("k", [1, 7, 64])
 def test_sharded_head_equals_the_whole_one_on_every_rank(ranks: int, k: int) -> None:
-    """Ids, order and globally normalised log-probabilities; padding and added tokens included (sglang#27509, #29907)."""
+    """Ids, order and globally normalised log-probabilities, with padding and added tokens (sglang#27509, #29907)."""
     torch.manual_seed(k)
     weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(9, HIDDEN).abs()
     weight[-1] = 3.0  # an added token that is among the best
@@ -85,7 +86,7 @@ def test_ties_go_to_the_lower_token_id() -> None:
 
 
 def test_soft_cap_and_scale_of_the_target_apply() -> None:
-    """They leave the argmax alone and change probabilities, which is what a tree is built from (vllm_ddtree 931f661db)."""
+    """They leave the argmax alone and change the probabilities a tree is built from (vllm_ddtree 931f661db)."""
     weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(4, HIDDEN)
     processor = SimpleNamespace(logit_scale=0.5, final_logit_softcapping=3.0)
     values, _ = DraftHead(shard(weight, 0, 1), processor, FakeRanks(1)).top_log_probs(hidden, 5)

@@ -18,7 +18,7 @@ def sorted_choices(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
 
 
 def tree_of(logits: torch.Tensor, budget: int, cap: int | None = None) -> Tree:
-    """The tree of logits [bs, L, V]; the bonus tokens are V, V + 1, …"""
+    """The tree of logits [bs, L, V]; bonus tokens count up from V."""
     values, ids = sorted_choices(logits, budget if cap is None else cap)
     roots = torch.arange(logits.shape[0]) + logits.shape[-1]
     return build_tree(roots, values, ids, budget)
@@ -59,7 +59,9 @@ def heap_tree(values: torch.Tensor, ids: torch.Tensor, budget: int) -> set[tuple
         depth = len(ranks) - 1
         out.add(tuple(int(ids[d, r]) for d, r in enumerate(ranks)))
         if ranks[-1] + 1 < len(lp[depth]):
-            heapq.heappush(heap, (-(parent_score + lp[depth][ranks[-1] + 1]), (*ranks[:-1], ranks[-1] + 1), parent_score))
+            heapq.heappush(
+                heap, (-(parent_score + lp[depth][ranks[-1] + 1]), (*ranks[:-1], ranks[-1] + 1), parent_score)
+            )
         if depth + 1 < len(lp):
             heapq.heappush(heap, (score - lp[depth + 1][0], (*ranks, 0), -score))
     return out

@@ -169,8 +169,8 @@ def request_meta_info(server_args: ServerArgs) -> dict[str, int]:
     return {"budget": server_args.speculative_ddtree_budget}
 """,
     "srt/speculative/ddtree/gates.py": """\
-def check_graph_buffers(backend, max_bs, max_num_tokens):
-    pass
+def prepare_graph_buffers(backend, max_bs, max_num_tokens, kv_indices):
+    return kv_indices
 
 
 def grow_graph_mask(backend, max_num_tokens):

@@ -10,7 +10,7 @@ from ddtree_overlay.edits.base import Edit, Example, insert_statements
 EXAMPLE = Example(
     before="""\
 class TritonAttnBackend:
-    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+    def init_cuda_graph_state(self, max_bs, max_num_tokens, kv_indices_buf=None):
         self.cuda_graph_attn_logits = torch.zeros(max_num_tokens)
 
         if not self.skip_prefill:
@@ -28,11 +28,13 @@ class TritonMultiStepDraftBackend:
 """,
     after="""\
 class TritonAttnBackend:
-    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+    def init_cuda_graph_state(self, max_bs, max_num_tokens, kv_indices_buf=None):
         if self.num_draft_tokens:
-            from sglang.srt.speculative.ddtree.gates import check_graph_buffers
+            from sglang.srt.speculative.ddtree.gates import prepare_graph_buffers
 
-            check_graph_buffers(self, max_bs, max_num_tokens)
+            kv_indices_buf = prepare_graph_buffers(
+                self, max_bs, max_num_tokens, kv_indices_buf
+            )
 
         self.cuda_graph_attn_logits = torch.zeros(max_num_tokens)
 
@@ -56,18 +58,20 @@ class TritonMultiStepDraftBackend:
 
 TRITON_BACKEND = Edit(
     path="srt/layers/attention/triton_backend.py",
-    summary="Check that CUDA graphs of the tree's width fit into memory, and widen their mask buffer.",
+    summary="Check that CUDA graphs of the tree's width fit into memory, and give their buffers the sizes a tree needs.",
     insertions=(
         insert_statements(
             "TritonAttnBackend.init_cuda_graph_state",
             AtStart(),
             """\
 if self.num_draft_tokens:
-    from sglang.srt.speculative.ddtree.gates import check_graph_buffers
+    from sglang.srt.speculative.ddtree.gates import prepare_graph_buffers
 
-    check_graph_buffers(self, max_bs, max_num_tokens)
+    kv_indices_buf = prepare_graph_buffers(
+        self, max_bs, max_num_tokens, kv_indices_buf
+    )
 """,
-            reason="A budget that the graph buffers cannot hold must fail by its name, not out of memory.",
+            reason="A budget that the graph buffers cannot hold must fail by its name, and KV indices need a row a request only.",
             blank_after=1,
         ),
         insert_statements(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Just enough of `sgl_kernel` to import SGLang and decode on a CPU.
 
-Three CPU operations that SGLang's memory pools call are written here with plain tensor indexing. Every other name exists, so
-that imports succeed, and raises when it is called. `sgl_kernel.scalar_type` is absent on purpose: SGLang then uses its own.
+Three CPU operations that SGLang's memory pools call are written here with plain tensor indexing. Every other name
+exists, so that imports succeed, and raises when it is called. `sgl_kernel.scalar_type` is absent on purpose: SGLang
+then uses its own.
 """
 
 import ctypes
@@ -54,8 +55,8 @@ class _Names(types.ModuleType):
 
 
 _SUBMODULES = (
-    "elementwise flash_attn gemm grammar kvcacheio load_utils mamba memory moe quantization sampling spatial speculative "
-    "test_utils top_k utils"
+    "elementwise flash_attn gemm grammar kvcacheio load_utils mamba memory moe quantization sampling spatial "
+    "speculative test_utils top_k utils"
 ).split()
 
 for _name in ("sgl_kernel", *(f"sgl_kernel.{sub}" for sub in _SUBMODULES)):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a float32 engine on a CPU needs changed, in every process the engine starts, and the tests' view into DFLASH.
 
-`DDTREE_TEST_KEEP_DTYPE`: SGLang casts a drafter's input embeddings with `.bfloat16()` whatever its dtype; a float32 drafter
-needs them left alone.
-`DDTREE_TEST_CHAIN_TRACE`: a file that gets a JSON line per DFLASH verify step with the drafted chain of each request.
+`DDTREE_TEST_KEEP_DTYPE`: SGLang casts a drafter's input embeddings with `.bfloat16()` whatever its dtype; a float32
+drafter needs them left alone. `DDTREE_TEST_CHAIN_TRACE`: a file that gets a JSON line per DFLASH verify step with the
+drafted chain of each request.
 """
 
 import importlib.abc
@@ -11,6 +11,7 @@ import importlib.machinery
 import json
 import os
 import sys
+
 
 CHAIN_MODULE = "sglang.srt.speculative.dflash_info"
 
@@ -23,7 +24,16 @@ def _trace_chains(module, target):
             chains = self.draft_token.view(len(batch.reqs), self.draft_token_num).tolist()
             with open(target, "a") as out:
                 for req, tokens in zip(batch.reqs, chains):
-                    out.write(json.dumps({"rid": req.rid, "prefix_len": len(req.origin_input_ids) + len(req.output_ids) - 1, "tokens": tokens}) + "\n")
+                    out.write(
+                        json.dumps(
+                            {
+                                "rid": req.rid,
+                                "prefix_len": len(req.origin_input_ids) + len(req.output_ids) - 1,
+                                "tokens": tokens,
+                            }
+                        )
+                        + "\n"
+                    )
         return plain(self, batch, page_size, **kwargs)
 
     module.DFlashVerifyInput.prepare_for_verify = prepare_for_verify

@@ -11,6 +11,6 @@
     worker        the DFLASH worker with the chain replaced by a tree
     trace         a JSON line per verified tree, for tests and debugging
 
-`tree` and `accept` know tensors alone; only `verify_input` and `worker` know the scheduler. Nothing is imported here: server
-arguments are parsed in processes that never touch a model.
+`tree` and `accept` know tensors alone; only `verify_input` and `worker` know the scheduler. Nothing is imported here:
+server arguments are parsed in processes that never touch a model.
 """

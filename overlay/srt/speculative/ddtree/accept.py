@@ -6,7 +6,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-
 from sglang.srt.speculative.ddtree.tree import Tree
 
 
@@ -25,8 +24,9 @@ class Acceptance:
 def accept_paths(tree: Tree, target_tokens: torch.Tensor) -> Acceptance:
     """Accept each node whose token, and whose ancestors' tokens, are what the target chose at their parents.
 
-    With one genuine target token per node (argmax, or one sample) every emitted token is the target's own, so the output has
-    the target's distribution whatever the tree holds. Siblings hold distinct tokens, so the accepted nodes are one path.
+    With one genuine target token per node (argmax, or one sample) every emitted token is the target's own, so the
+    output has the target's distribution whatever the tree holds. Siblings hold distinct tokens, so the accepted nodes
+    are one path.
 
     Args:
         target_tokens: The target's token after each node, int64 [bs, W].

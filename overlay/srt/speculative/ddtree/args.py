@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Server arguments of DDTREE: flags, validation, and the widths that the rest of SGLang reads.
 
-DFLASH has one width, DDTREE two. The draft model still drafts a block of `speculative_dflash_block_size` tokens (bonus token
-included); the target verifies `speculative_ddtree_budget + 1` nodes (root included). Every pool, graph and attention backend
-reads its width from `speculative_num_draft_tokens`, so that field holds the verify width on the target and the block size
-on the draft worker's own copy of the arguments.
+DFLASH has one width, DDTREE two. The draft model still drafts a block of `speculative_dflash_block_size` tokens
+(bonus token included); the target verifies `speculative_ddtree_budget + 1` nodes (root included). Every pool, graph
+and attention backend reads its width from `speculative_num_draft_tokens`, so that field holds the verify width on the
+target and the block size on the draft worker's own copy of the arguments.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import copy
 import logging
 from typing import TYPE_CHECKING, Any
+
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -61,8 +62,8 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
         "--speculative-ddtree-allow-hybrid-unsafe",
         action="store_true",
         default=ServerArgs.speculative_ddtree_allow_hybrid_unsafe,
-        help="DDTREE only. Serve a model with recurrent (Mamba, GDN) layers although these read the tree's nodes as one "
-        "sequence: the output then differs from the model's own.",
+        help="DDTREE only. Serve a model with recurrent (Mamba, GDN) layers although these read the tree's nodes as "
+        "one sequence: the output then differs from the model's own.",
     )
 
 
@@ -79,8 +80,8 @@ def choose_attention_backend(server_args: ServerArgs) -> None:
 def enter_dflash_handling(server_args: ServerArgs) -> None:
     """Let SGLang's DFLASH branch check and complete the arguments: DDTREE drafts exactly as DFLASH does.
 
-    Arguments that were completed before (a copy made with `dataclasses.replace` runs the handler again) are taken back to
-    what the user gave, since DFLASH requires the block size and the verify width to be one number.
+    Arguments that were completed before (a copy made with `dataclasses.replace` runs the handler again) are taken
+    back to what the user gave, since DFLASH requires the block size and the verify width to be one number.
 
     Raises:
         ValueError: A DDTREE argument cannot be used.
@@ -130,8 +131,8 @@ def draft_view(server_args: ServerArgs) -> ServerArgs:
 def extra_draft_columns(server_args: ServerArgs) -> int:
     """Columns a `req_to_token` row needs beyond the verify width.
 
-    The draft block is mapped into the same row as the tree. With a budget below the block size it is the wider of the two,
-    and at the end of the context it would run into the next request's row.
+    The draft block is mapped into the same row as the tree. With a budget below the block size it is the wider of the
+    two, and at the end of the context it would run into the next request's row.
     """
     if server_args.speculative_algorithm != DDTREE:
         return 0
@@ -147,7 +148,7 @@ def request_meta_info(server_args: ServerArgs) -> dict[str, Any]:
 
 
 def is_hybrid_config(config: object) -> bool:
-    """Whether a Hugging Face config belongs to a model with recurrent layers: SGLang gives those a state-cache layout."""
+    """Whether a Hugging Face config is of a model with recurrent layers: SGLang gives those a state-cache layout."""
     parts = (config, getattr(config, "text_config", None), getattr(config, "llm_config", None))
     return any(hasattr(type(part), "mamba2_cache_params") for part in parts)
 
@@ -160,11 +161,13 @@ def check_hybrid(server_args: ServerArgs, model_name: str) -> None:
     """
     if not server_args.speculative_ddtree_allow_hybrid_unsafe:
         raise ValueError(
-            f"DDTREE does not serve {model_name} losslessly: its recurrent (Mamba/GDN) layers would read the nodes of a tree "
-            "as one sequence. Use --speculative-algorithm DFLASH, or accept a different output with "
+            f"DDTREE does not serve {model_name} losslessly: its recurrent (Mamba/GDN) layers would read the nodes of "
+            "a tree as one sequence. Use --speculative-algorithm DFLASH, or accept a different output with "
             "--speculative-ddtree-allow-hybrid-unsafe."
         )
-    logger.warning("DDTREE: %s has recurrent layers; the output is NOT that of the model (unsafe flag set).", model_name)
+    logger.warning(
+        "DDTREE: %s has recurrent layers; the output is NOT that of the model (unsafe flag set).", model_name
+    )
 
 
 def _check_own_fields(server_args: ServerArgs) -> None:
@@ -186,29 +189,32 @@ def _check_own_fields(server_args: ServerArgs) -> None:
 
 
 def _check_backend(server_args: ServerArgs) -> None:
-    for role, backend in zip(("prefill", "decode"), server_args.get_attention_backends()):
+    for role, backend in zip(("prefill", "decode"), server_args.get_attention_backends(), strict=True):
         if backend not in TREE_ATTENTION_BACKENDS:
             raise ValueError(
-                f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: it is not proven to honour an "
-                f"ancestor mask. Supported: {', '.join(TREE_ATTENTION_BACKENDS)} (--attention-backend)."
+                f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: it is not proven to "
+                f"honour an ancestor mask. Supported: {', '.join(TREE_ATTENTION_BACKENDS)} (--attention-backend)."
             )
     if int(server_args.page_size) != 1:
         raise ValueError(
-            f"DDTREE requires --page-size 1, got {server_args.page_size}: accepted nodes are scattered over the verify slots "
-            "and keep their place."
+            f"DDTREE requires --page-size 1, got {server_args.page_size}: accepted nodes are scattered over the "
+            "verify slots and keep their place."
         )
 
 
 def _check_features(server_args: ServerArgs) -> None:
     for field, off, flag in _UNPROVEN_FEATURES:
         if getattr(server_args, field, off) not in (off, None):
-            raise ValueError(f"DDTREE does not support {flag} yet. Leave it out, or use --speculative-algorithm DFLASH.")
+            raise ValueError(
+                f"DDTREE does not support {flag} yet. Leave it out, or use --speculative-algorithm DFLASH."
+            )
 
 
 def _check_model(server_args: ServerArgs) -> None:
     if server_args.use_mla_backend():
         raise ValueError(
-            "DDTREE does not support MLA models yet (their tree verify is not proven). Use --speculative-algorithm DFLASH."
+            "DDTREE does not support MLA models yet: their tree verify is not proven. "
+            "Use --speculative-algorithm DFLASH."
         )
     model_config = server_args.get_model_config()
     if is_hybrid_config(model_config.hf_config):

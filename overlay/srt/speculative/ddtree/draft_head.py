@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from sglang.srt.speculative.ddtree.tree import ordered_topk
+
 
 #: Rows of logits held in memory at once.
 _ROWS_PER_CHUNK = 128
@@ -28,7 +28,7 @@ class DraftHead:
     def __init__(self, lm_head: Any, logits_processor: Any, group: Any) -> None:
         if not lm_head.weight.is_floating_point():
             raise ValueError(
-                f"DDTREE reads the target's lm_head for draft probabilities and cannot read one of {lm_head.weight.dtype}. "
+                f"DDTREE reads the target's lm_head for draft probabilities, and cannot read {lm_head.weight.dtype}. "
                 "Use a checkpoint whose lm_head is not quantised, or --speculative-algorithm DFLASH."
             )
         self._weight = lm_head.weight
@@ -40,8 +40,8 @@ class DraftHead:
     def top_log_probs(self, hidden_states: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The k most likely tokens of each row under the drafter, ties by the lower token id.
 
-        The log-probabilities are normalised over the whole vocabulary, not over the k: positions compete in one tree. Every
-        rank gets the same answer: k candidates and one partition sum per row are gathered, never the logits.
+        The log-probabilities are normalised over the whole vocabulary, not over the k: positions compete in one tree.
+        Every rank gets the same answer: k candidates and one partition sum per row are gathered, never the logits.
 
         Args:
             hidden_states: [rows, hidden].
@@ -51,7 +51,7 @@ class DraftHead:
             Log-probabilities float32 [rows, k] and token ids int64 [rows, k].
         """
         chunks = [self._local_topk(rows, k) for rows in hidden_states.split(_ROWS_PER_CHUNK)]
-        logits, token_ids, log_z = (torch.cat(parts) for parts in zip(*chunks))
+        logits, token_ids, log_z = (torch.cat(parts) for parts in zip(*chunks, strict=True))
         if self._group.world_size > 1:
             logits = self._group.all_gather(logits, dim=-1)
             token_ids = self._group.all_gather(token_ids, dim=-1)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-
 from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, verify_width
 
 
@@ -14,68 +13,82 @@ def check_model_runner(model_runner: Any) -> None:
     """Refuse a loaded target that a tree cannot be verified with.
 
     Raises:
-        ValueError: The model has sliding-window layers, recurrent layers without the unsafe flag, or a KV pool too small
-            for one tree and one draft block.
+        ValueError: The model has sliding-window layers, or recurrent layers without the unsafe flag, or its KV pool is
+            too small for one tree and one draft block.
     """
     server_args = model_runner.server_args
-    if model_runner.sliding_window_size:
+    window = model_runner.sliding_window_size
+    if window:
         raise ValueError(
-            f"DDTREE does not serve models with sliding-window attention (window {model_runner.sliding_window_size}): the "
-            "window would be measured from a node's slot instead of its position. Use --speculative-algorithm DFLASH."
+            f"DDTREE does not serve models with sliding-window attention (window {window}): the window would be "
+            "measured from a node's slot instead of its position. Use --speculative-algorithm DFLASH."
         )
     if model_runner.mambaish_config is not None:
         check_hybrid(server_args, type(model_runner.model).__name__)
-    width, block_size = verify_width(server_args), int(server_args.speculative_dflash_block_size)
+    width = max(verify_width(server_args), int(server_args.speculative_dflash_block_size))
     room = int(model_runner.max_total_num_tokens)
-    if max(width, block_size) + 1 > room:
+    if width + 1 > room:
         raise ValueError(
-            f"DDTREE needs {max(width, block_size)} free KV slots for one request's step, but the pool holds {room} tokens. "
+            f"DDTREE needs {width} free KV slots for one request's step, but the pool holds {room} tokens. "
             "Lower --speculative-ddtree-budget or raise --mem-fraction-static."
         )
 
 
-def check_graph_buffers(backend: Any, max_bs: int, max_num_tokens: int) -> None:
-    """Refuse a budget whose CUDA graph buffers cannot fit before any of them is allocated. Does nothing without DDTREE.
+def prepare_graph_buffers(
+    backend: Any, max_bs: int, max_num_tokens: int, kv_indices: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Check that the CUDA graph buffers of a tree's width fit, and keep the largest of them small.
+
+    SGLang gives every verified token of a batch a row of KV indices as long as the context. Tree verify reads one such
+    row a request, for the prefix; at a budget of 64 that is 65 times less. Without DDTREE nothing changes.
 
     Args:
-        backend: SGLang's Triton attention backend.
+        backend: SGLang's Triton attention backend, before its graph buffers are allocated.
         max_bs: Largest captured batch size.
         max_num_tokens: `max_bs` times the width.
+        kv_indices: The buffer that the caller brought, if any.
+
+    Returns:
+        The buffer to use for KV indices, int64 [max_bs * context], or `kv_indices` as it was.
 
     Raises:
         ValueError: The buffers are larger than the free memory; the text names the largest budget that fits.
     """
-    if not _ddtree_is_on() or not torch.cuda.is_available():
-        return
-    free, _ = torch.cuda.mem_get_info()
-    needed = graph_buffer_bytes(backend, max_num_tokens)
-    if needed > free:
-        per_node = graph_buffer_bytes(backend, max_bs)
-        raise ValueError(
-            f"DDTREE: CUDA graphs for {max_bs} requests of {max_num_tokens // max_bs} tokens need {needed / 2**30:.1f} GiB of "
-            f"attention buffers, {free / 2**30:.1f} GiB are free. Lower --speculative-ddtree-budget (at most "
-            f"{max(0, free // per_node - 1)} fits), --cuda-graph-max-bs or --context-length."
-        )
-
-
-def graph_buffer_bytes(backend: Any, num_tokens: int) -> int:
-    """Bytes that the Triton backend allocates for graphs of `num_tokens` tokens: partial attention, KV indices, mask."""
-    partials = backend.num_head * backend.max_kv_splits * (backend.v_head_dim + 1) * 4
-    kv_indices = backend.max_context_len * 8
-    mask = backend.max_context_len + backend.num_draft_tokens
-    return int(num_tokens) * (partials + kv_indices + mask)
+    if not _ddtree_is_on():
+        return kv_indices
+    if torch.cuda.is_available():
+        _check_free_memory(backend, max_bs, max_num_tokens)
+    if kv_indices is not None:
+        return kv_indices
+    return torch.zeros(max_bs * backend.max_context_len, dtype=torch.int64, device=backend.device)
 
 
 def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
-    """The graph mask buffer with room for the tree itself.
+    """The graph mask buffer with room for the tree itself, uint8 [max_num_tokens * (context + width)].
 
-    SGLang sizes it for the prefix alone. A full batch at the end of the context needs the verify width on top; copying its
-    mask would fail.
+    SGLang sizes it for the prefix alone. A full batch at the end of the context needs the verify width on top;
+    copying its mask would fail.
     """
     mask: torch.Tensor = backend.cuda_graph_custom_mask
     if not _ddtree_is_on():
         return mask
     return mask.new_zeros(int(max_num_tokens) * (backend.max_context_len + backend.num_draft_tokens))
+
+
+def _check_free_memory(backend: Any, max_bs: int, max_num_tokens: int) -> None:
+    # Per token: partial attention and its logsumexp, and a mask row, which exists twice while it grows.
+    partials = backend.num_head * backend.max_kv_splits * (backend.v_head_dim + 1) * 4
+    per_token = partials + 2 * (backend.max_context_len + backend.num_draft_tokens)
+    fixed = max_bs * backend.max_context_len * 8
+    free, _ = torch.cuda.mem_get_info()
+    needed = fixed + max_num_tokens * per_token
+    if needed > free:
+        fits = max(0, (free - fixed) // (max_bs * per_token) - 1)
+        raise ValueError(
+            f"DDTREE: CUDA graphs for {max_bs} requests of {max_num_tokens // max_bs} tokens need "
+            f"{needed / 2**30:.1f} GiB of attention buffers, {free / 2**30:.1f} GiB are free. Lower "
+            f"--speculative-ddtree-budget (at most {fits} fits), --cuda-graph-max-bs or --context-length."
+        )
 
 
 def _ddtree_is_on() -> bool:

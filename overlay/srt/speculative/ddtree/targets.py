@@ -7,15 +7,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 
 
 def adjust_logits(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
     """Apply custom logit processors, penalties and logit bias to every node's logits, in place.
 
-    All nodes of a request get the penalties of its committed tokens, as all positions of a DFLASH chain do: tokens on the
-    path to a node are not counted before they are committed.
+    All nodes of a request get the penalties of its committed tokens, as all positions of a DFLASH chain do: tokens on
+    the path to a node are not counted before they are committed.
 
     Args:
         logits: [bs * width, vocabulary].

@@ -10,10 +10,13 @@ from typing import Any
 from sglang.srt.speculative.ddtree.accept import Acceptance
 from sglang.srt.speculative.ddtree.tree import Tree
 
+
 TRACE_VARIABLE = "SGLANG_DDTREE_TRACE"
 
 
-def trace_step(rids: list[str], prefix_lens: list[int], tree: Tree, acceptance: Acceptance, committed: list[int]) -> None:
+def trace_step(
+    rids: list[str], prefix_lens: list[int], tree: Tree, acceptance: Acceptance, committed: list[int]
+) -> None:
     """Append each request's tree, accepted path and committed token count, if tracing is on.
 
     Args:
@@ -24,7 +27,9 @@ def trace_step(rids: list[str], prefix_lens: list[int], tree: Tree, acceptance: 
     target = os.environ.get(TRACE_VARIABLE)
     if not target:
         return
-    fields: dict[str, Any] = {name: getattr(tree, name).tolist() for name in ("tokens", "parents", "depths", "ranks", "scores")}
+    fields: dict[str, Any] = {
+        name: getattr(tree, name).tolist() for name in ("tokens", "parents", "depths", "ranks", "scores")
+    }
     paths = [[node for node in path if node >= 0] for path in acceptance.path.tolist()]
     with open(target, "a") as out:
         for i, rid in enumerate(rids):

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Best-first draft trees from per-position log-probabilities (Algorithm 1 of arXiv 2604.12989), for a whole batch.
 
-The paper pops a heap, one node at a time. Here the same tree comes from a beam: the `budget` best prefixes of depth d extend
-the `budget` best prefixes of depth d - 1, because a prefix never scores higher than its parent. So one top-`budget` a depth
-and one over all depths give exactly the heap's nodes, in its order, with tensor operations of fixed shape.
+The paper pops a heap, one node at a time. Here the same tree comes from a beam: the `budget` best prefixes of depth d
+extend the `budget` best prefixes of depth d - 1, because a prefix never scores higher than its parent. So one
+top-`budget` a depth and one over all depths give exactly the heap's nodes, in its order, with tensor operations of
+fixed shape.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import torch
 class Tree:
     """One tree per request; W = budget + 1 nodes, in order of falling score, node 0 the root (the bonus token).
 
-    A parent's index is below its children's, and the first m nodes are the tree of budget m - 1. A tree with fewer reachable
-    nodes than the budget ends in padding: nodes without a parent that see only themselves and can never be accepted.
+    A parent's index is below its children's, and the first m nodes are the tree of budget m - 1. A tree with fewer
+    reachable nodes than the budget ends in padding: nodes without a parent that see only themselves and can never be
+    accepted.
     """
 
     #: Token ids, int64 [bs, W].
@@ -67,7 +69,7 @@ def build_tree(roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Te
         budget: Draft nodes per tree, at least 1.
     """
     levels = _beam_levels(log_probs.masked_fill(log_probs.isnan(), float("-inf")), token_ids, budget)
-    pool = [torch.cat(columns, dim=1) for columns in zip(*levels)]
+    pool = [torch.cat(columns, dim=1) for columns in zip(*levels, strict=True)]
     scores, tokens, parents, depths, ranks = _select(pool, budget)
 
     def with_root(first: torch.Tensor | float, rest: torch.Tensor) -> torch.Tensor:
@@ -101,15 +103,15 @@ def verify_mask(tree: Tree, prefix_lens: list[int]) -> torch.Tensor:
     width = tree.tokens.shape[1]
     rows = [
         torch.cat([ancestors.new_ones((width, prefix_len)), ancestors], dim=1).flatten()
-        for prefix_len, ancestors in zip(prefix_lens, tree.ancestors)
+        for prefix_len, ancestors in zip(prefix_lens, tree.ancestors, strict=True)
     ]
     return torch.cat(rows)
 
 
 def _beam_levels(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int) -> list[tuple[torch.Tensor, ...]]:
-    """The `budget` best prefixes of each depth: (scores, tokens, parent's place in the pool, depth, rank), each [bs, <= budget].
+    """The `budget` best prefixes of each depth, each [bs, <= budget]: scores, tokens, parent's place, depth, rank.
 
-    The pool is the root's place -1 followed by the levels, one after the other.
+    Places number the pool: -1 is the root, then the levels one after the other.
     """
     batch, horizon, choices = log_probs.shape
     beam = log_probs.new_zeros((batch, 1))
@@ -128,7 +130,7 @@ def _beam_levels(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int) 
 
 
 def _select(pool: list[torch.Tensor], budget: int) -> tuple[torch.Tensor, ...]:
-    """The `budget` best nodes of the pool as (scores, tokens, parents as node indices, depths, ranks), each [bs, budget].
+    """The `budget` best nodes of the pool, each [bs, budget]: scores, tokens, parents as node indices, depths, ranks.
 
     Equal scores go to the lower place: to the shallower node, so a parent always precedes its child.
     """
@@ -143,7 +145,7 @@ def _select(pool: list[torch.Tensor], budget: int) -> tuple[torch.Tensor, ...]:
         return tuple(columns)
     missing = budget - kept
     fills = (float("-inf"), 0, 0, 0, 0)
-    return tuple(torch.nn.functional.pad(c, (0, missing), value=fill) for c, fill in zip(columns, fills))
+    return tuple(torch.nn.functional.pad(c, (0, missing), value=fill) for c, fill in zip(columns, fills, strict=True))
 
 
 def _ancestors(parents: torch.Tensor, max_depth: int) -> torch.Tensor:

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits
 from sglang.srt.speculative.ddtree.trace import trace_step
 from sglang.srt.speculative.ddtree.tree import Tree, verify_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
+
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
@@ -49,13 +49,14 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         """Accept a path of each tree and commit it.
 
         Returns:
-            What `DFlashVerifyInput.verify` returns: current tokens int64 [bs], commit lengths int32 [bs], hidden states of
-            the committed nodes [sum of commit lengths, features], accepted draft tokens per request.
+            What `DFlashVerifyInput.verify` returns: current tokens int64 [bs], commit lengths int32 [bs], hidden
+            states of the committed nodes [sum of commit lengths, features], accepted draft tokens per request.
         """
         if batch.forward_mode.is_idle():
             empty = torch.empty((0,), dtype=torch.int64, device=batch.device)
             return empty, empty.to(torch.int32), empty, []
-        assert self.tree is not None and self.targets is not None
+        assert self.tree is not None
+        assert self.targets is not None
         width = self.draft_token_num
         logits = logits_output.next_token_logits
         if batch.sampling_info is not None:
@@ -85,7 +86,9 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         """
         assert self.tree is not None
         path_tokens = self.tree.tokens.gather(1, acceptance.path.clamp(min=0))
-        packed = torch.cat([path_tokens[:, 1:], acceptance.accept_lens.unsqueeze(1), acceptance.bonus.unsqueeze(1)], dim=1)
+        packed = torch.cat(
+            [path_tokens[:, 1:], acceptance.accept_lens.unsqueeze(1), acceptance.bonus.unsqueeze(1)], dim=1
+        )
         current_tokens, committed = [], []
         for req, (*drafts, accept_len, bonus) in zip(reqs, packed.tolist(), strict=True):
             appended = 0
@@ -145,10 +148,11 @@ def recurrent_steps(
     """Which node's recurrent state to commit, and which to keep for the prefix cache.
 
     Returns:
-        The last committed node, int64 [bs]; and, when the batch tracks states, the node at the last multiple of `interval`
-        that the step crossed, or -1, int64 [bs].
+        The last committed node, int64 [bs]; and, when the batch tracks states, the node at the last multiple of
+        `interval` that the step crossed, or -1, int64 [bs].
     """
-    assert verify_input.last_nodes is not None and verify_input.path is not None
+    assert verify_input.last_nodes is not None
+    assert verify_input.path is not None
     if batch.mamba_track_indices is None or interval is None:
         return verify_input.last_nodes, None
     crossed = seq_lens_before // interval != batch.seq_lens // interval

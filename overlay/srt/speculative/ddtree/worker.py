@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The DDTREE worker of SGLang's first generation of DFLASH workers (no overlap scheduling).
 
-It is the DFLASH worker with two differences: the drafted block becomes a tree instead of a chain, and recurrent state is
-committed by node. Prefill, draft KV, block drafting and the decode loop are inherited.
+It is the DFLASH worker with two differences: the drafted block becomes a tree instead of a chain, and recurrent state
+is committed by node. Prefill, draft KV, block drafting and the decode loop are inherited.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
-
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.ddtree.args import draft_view, verify_width
@@ -21,6 +20,7 @@ from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import build_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
 from sglang.srt.speculative.dflash_worker import DFlashWorker
+
 
 if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
@@ -37,7 +37,9 @@ def create_ddtree_worker(enable_overlap: bool) -> type[DDTreeWorker]:
         ValueError: Overlap scheduling is on.
     """
     if enable_overlap:
-        raise ValueError("DDTREE does not support overlap scheduling in this SGLang release. Pass --disable-overlap-schedule.")
+        raise ValueError(
+            "DDTREE does not support overlap scheduling in this SGLang release. Pass --disable-overlap-schedule."
+        )
     return DDTreeWorker
 
 
@@ -45,7 +47,8 @@ class DDTreeWorker(DFlashWorker):
     """Drafts a block with DFlash, verifies a tree of it.
 
     Args:
-        server_args: The target's arguments. The DFLASH worker and its draft runner see a view whose only width is the block.
+        server_args: The target's arguments. The DFLASH worker and its draft runner see a view whose only width is the
+        block.
     """
 
     def __init__(self, *, server_args: ServerArgs, target_worker: TpModelWorker, **kwargs: Any) -> None:
@@ -62,7 +65,8 @@ class DDTreeWorker(DFlashWorker):
         self._logged_first_verify = True
         if self.tp_rank == 0:
             logger.info(
-                "DDTREE ready. block size %d (%d draft positions), budget %d (verify width %d), top-k %d, attention backend %s",
+                "DDTREE ready. block size %d (%d draft positions), budget %d (verify width %d), top-k %d, "
+                "attention backend %s",
                 self.block_size,
                 self.block_size - 1,
                 self.budget,
