@@ -17,7 +17,7 @@ from ddtree_overlay.reports import row
 class Terminal(io.StringIO):
     """A text stream that says it is a terminal."""
 
-    def isatty(self) -> bool:  # noqa: D102
+    def isatty(self) -> bool:
         return True
 
 

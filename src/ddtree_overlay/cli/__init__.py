@@ -14,13 +14,13 @@ from ddtree_overlay import __version__
 from ddtree_overlay.cli.bundles import diff, patch, verify
 from ddtree_overlay.cli.deploying import push, rollback
 from ddtree_overlay.cli.inspecting import doctor, history, status
+from ddtree_overlay.cli.options import CancelledError
 from ddtree_overlay.cli.snapshotting import snapshot
 from ddtree_overlay.errors import EXIT_CODES, OverlayError, UsageError
 from ddtree_overlay.render import Screen, silence
 
 
 PROGRAM = "ddtree-overlay"
-INTERRUPTED = 130
 _EXIT_CODES = "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 
@@ -65,16 +65,12 @@ class Cli(click.Group):
             screen.fail(UsageError(e.format_message().rstrip("."), next_step=f"see {command} --help"))
             return UsageError.exit_code
         except (click.Abort, KeyboardInterrupt):
-            screen.fail(_InterruptedError("interrupted"))
-            return INTERRUPTED
+            screen.fail(CancelledError("interrupted"))
+            return CancelledError.exit_code
         except SystemExit:
             # click leaves this way when the reader of a help text or a version has gone; nothing failed.
             silence(sys.stdout)
             return 0
-
-
-class _InterruptedError(OverlayError):
-    exit_code = INTERRUPTED
 
 
 def _open_missing_streams() -> None:

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import socket
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
-from ddtree_overlay.cli.options import INSTALLED, App, Target, verb
+from ddtree_overlay.cli.options import INSTALLED, App, CancelledError, Target, verb
 from ddtree_overlay.cli.targets import live_bundle, opened
 from ddtree_overlay.errors import UsageError
 from ddtree_overlay.reports import Line, deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
@@ -54,7 +56,8 @@ def push(app: App, target: Target, *, yes: bool, dry_run: bool, lock_wait: float
         if not yes and not app.screen.confirm(f"Push to {target.name}?", next_step=f"{target.command('push')} --yes"):
             return _declined(app, "push")
         app.screen.note(f"{target.name}: backing up, replacing and verifying")
-        done = deploy.push(transport, plan, files, operator=_operator(), lock_wait=lock_wait)
+        with _cancelled_half_way(target):
+            done = deploy.push(transport, plan, files, operator=_operator(), lock_wait=lock_wait)
     value = {"changed": True, "plan": plan.as_dict(), "deployment": done.as_dict() if done else None}
     return app.finish("push", value, [deployed_line(plan, done)])
 
@@ -89,7 +92,8 @@ def rollback(
         if not yes and not app.screen.confirm(f"Roll back {target.name}?", next_step=again):
             return _declined(app, "rollback")
         app.screen.note(f"{target.name}: restoring and verifying")
-        done = deploy.rollback(transport, plan=plan, to=to, purge=purge, operator=_operator(), lock_wait=lock_wait)
+        with _cancelled_half_way(target):
+            done = deploy.rollback(transport, plan=plan, to=to, purge=purge, operator=_operator(), lock_wait=lock_wait)
     value = {"changed": True, "plan": plan.as_dict(), "result": done.as_dict()}
     return app.finish("rollback", value, [rolled_back_line(done)])
 
@@ -108,6 +112,19 @@ def _settled(
     if dry_run:
         app.finish(command, value, [row(("Dry run: nothing was written.", "dim"))])
     return dry_run
+
+
+@contextlib.contextmanager
+def _cancelled_half_way(target: Target) -> Iterator[None]:
+    """Say where to look when Ctrl-C ends the command, but perhaps not what it has started on the host."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise CancelledError(
+            f"interrupted while {target.name} was being changed",
+            why="the host may go on to finish the change, or undo it, on its own",
+            next_step=f"run {target.command('status')}",
+        ) from None
 
 
 def _declined(app: App, command: str) -> int:

@@ -44,6 +44,12 @@ _COMMON = (
 )
 
 
+class CancelledError(OverlayError):
+    """The user pressed Ctrl-C."""
+
+    exit_code = 130
+
+
 @dataclass(frozen=True, slots=True)
 class App:
     """What a verb works with: where to keep things, which hosts there are, and where to print."""
