@@ -12,7 +12,7 @@ from ddtree_overlay.config import Host
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.hosts.transport import Transport, open_transport
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
-from ddtree_overlay.wheels import fetch_release
+from ddtree_overlay.wheels import check_release, fetch_release
 
 
 #: Files below srt/ that match are part of every snapshot: they name DFlash, or a field that DDTREE reads differently.
@@ -99,11 +99,15 @@ def snapshot_release(
 
     Raises:
         OverlayError: The release has no DFlash, or pip cannot get it.
+        ConflictError: The unpacked wheel was changed since it was unpacked.
     """
     numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:3])
     if numbers < FIRST_WITH_DFLASH:
         raise _no_dflash(version, "the published wheel")
-    return snapshot_root(fetch_release(version, cache), f"sglang-{version}", wanted, known=known, cached=cached)
+    folder = fetch_release(version, cache)
+    manifest, files = snapshot_root(folder, f"sglang-{version}", wanted, known=known, cached=cached)
+    check_release(folder, files)
+    return manifest, files
 
 
 def _is_known(known: Manifest | None, path: str, data: bytes) -> bool:

@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import csv
+import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
-from ddtree_overlay.errors import OverlayError
+from ddtree_overlay.errors import ConflictError, OverlayError
 
 
 #: The wheel for this Python is taken whatever runs here: its sources are the same for every one.
@@ -62,6 +66,26 @@ def _pip_download(version: str, folder: Path) -> subprocess.CompletedProcess[str
             f"pip did not get sglang {version} in {DOWNLOAD_SECONDS} s",
             next_step=f"{sys.executable} -m pip download --no-deps sglang=={version}, to see where it stalls",
         ) from e
+
+
+def check_release(folder: Path, files: Mapping[str, bytes]) -> None:
+    """Compare package files with what the wheel in `folder` says about itself (RECORD).
+
+    Raises:
+        ConflictError: The unpacked wheel was changed since it was unpacked.
+    """
+    digests = {}
+    for record in folder.glob("sglang-*.dist-info/RECORD"):
+        for path, digest, _ in csv.reader(record.read_text("utf-8").splitlines()):
+            digests[path.removeprefix("sglang/")] = digest
+    for path, data in files.items():
+        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).decode().rstrip("=")
+        if digests.get(path) != f"sha256={digest}":
+            raise ConflictError(
+                f"{folder / 'sglang' / path} is not what was published",
+                why="the unpacked wheel was changed",
+                next_step=f"rm -r {folder} and run the command again",
+            )
 
 
 def fetch_release(version: str, cache: Path) -> Path:

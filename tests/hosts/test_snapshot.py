@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 
 import pytest
@@ -125,6 +126,18 @@ def test_release_snapshot_equals_the_installed_one(here, wheel_site):
     assert released.name == "sglang-0.5.11"
     assert files == same
     assert {f.path: f.sha256 for f in released.files} == {f.path: f.sha256 for f in installed.files}
+
+
+def test_a_changed_copy_of_the_wheel_is_noticed(tmp_path, wheel_site):
+    """Every file of a release is compared with the wheel's own list of digests."""
+    copy = tmp_path / "wheels/sglang-0.5.11"
+    shutil.copytree(wheel_site, copy, copy_function=os.link)
+    target = copy / "sglang" / WANTED[0]
+    data = target.read_bytes()
+    target.unlink()
+    target.write_bytes(data[:-100])
+    with pytest.raises(ConflictError, match=r"srt/server_args\.py is not what was published"):
+        snapshots.snapshot_release("0.5.11", tmp_path, WANTED)
 
 
 def test_a_release_that_does_not_exist(tmp_path):
