@@ -9,7 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk, verify_mask
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree, grow_by_beam, ordered_topk, verify_mask
+from sglang.srt.speculative.ddtree.tree_kernel import grow_trees
 
 
 def sorted_choices(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,6 +115,33 @@ def test_tree_invariants_hold(logits: torch.Tensor, budget: int) -> None:
                 path.append(current)
             assert closure[node].nonzero().flatten().tolist() == sorted(path)
             assert int(closure[node].sum()) == depths[node] + 1
+
+
+@settings(max_examples=25, deadline=None)
+@given(logits=small_logits(), budget=st.integers(1, 40))
+def test_kernel_equals_the_reference(logits: torch.Tensor, budget: int) -> None:
+    """The Triton kernel (interpreted here) gives the reference's tree bit for bit: ties, -inf and padding included."""
+    values, ids = sorted_choices(logits, budget)
+    roots = torch.tensor([7, 8])
+    for got, expected in zip(
+        grow_trees(roots, values, ids, budget), grow_by_beam(roots, values, ids, budget), strict=True
+    ):
+        assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize("budget", [1, 15, 63, 130])
+def test_kernel_equals_the_reference_at_odd_widths(budget: int) -> None:
+    """Widths around powers of two, NaN rows, tied logits."""
+    torch.manual_seed(budget)
+    logits = (torch.randn(2, 5, 150) * 2).round()
+    logits[1, 3] = float("nan")
+    values, ids = torch.sort(torch.log_softmax(logits, -1), dim=-1, descending=True, stable=True)
+    values, ids = values[..., :budget], ids[..., :budget]
+    roots = torch.tensor([500, 501])
+    for got, expected in zip(
+        grow_trees(roots, values, ids, budget), grow_by_beam(roots, values, ids, budget), strict=True
+    ):
+        assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Best-first draft trees from per-position log-probabilities (Algorithm 1 of arXiv 2604.12989), for a whole batch.
 
-The paper pops a heap, one node at a time. Here the same tree comes from a beam: the `budget` best prefixes of depth d
-extend the `budget` best prefixes of depth d - 1, because a prefix never scores higher than its parent. So one
-top-`budget` a depth and one over all depths give exactly the heap's nodes, in its order, with tensor operations of
-fixed shape.
+The paper pops a heap, one node at a time. The reference here gets the same tree from a beam: the `budget` best
+prefixes of depth d extend the `budget` best prefixes of depth d - 1, because a prefix never scores higher than its
+parent. So one top-`budget` a depth and one over all depths give exactly the heap's nodes, in its order, with tensor
+operations of fixed shape. On a GPU, where those are hundreds of launches, `tree_kernel` grows the same tree in one.
 """
 
 from __future__ import annotations
@@ -68,25 +68,46 @@ def build_tree(roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Te
         token_ids: int64 [bs, L, K], distinct along K.
         budget: Draft nodes per tree, at least 1.
     """
+    if log_probs.is_cuda:
+        from sglang.srt.speculative.ddtree.tree_kernel import grow_trees as grow
+    else:
+        grow = grow_by_beam
+    tokens, parents, depths, ranks, scores = grow(roots, log_probs, token_ids, budget)
+    max_depth = min(log_probs.shape[1], budget)
+    return Tree(
+        tokens=tokens,
+        parents=parents,
+        depths=depths,
+        ranks=ranks,
+        scores=scores,
+        ancestors=_ancestors(parents, max_depth),
+        max_depth=max_depth,
+    )
+
+
+def grow_by_beam(
+    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Grow the tree of every request; arguments as in `build_tree`.
+
+    Returns:
+        Tokens, parents, depths, ranks int64 [bs, W] and scores float32 [bs, W], as `Tree` holds them.
+    """
     levels = _beam_levels(log_probs.masked_fill(log_probs.isnan(), float("-inf")), token_ids, budget)
     pool = [torch.cat(columns, dim=1) for columns in zip(*levels, strict=True)]
     scores, tokens, parents, depths, ranks = _select(pool, budget)
+    reachable = scores > float("-inf")
 
     def with_root(first: torch.Tensor | float, rest: torch.Tensor) -> torch.Tensor:
         column = torch.as_tensor(first, dtype=rest.dtype, device=rest.device).expand(rest.shape[0])
         return torch.cat([column.unsqueeze(1), rest], dim=1)
 
-    reachable = scores > float("-inf")
-    parents = with_root(-1, torch.where(reachable, parents, -1))
-    max_depth = min(log_probs.shape[1], budget)
-    return Tree(
-        tokens=with_root(roots, torch.where(reachable, tokens, roots.unsqueeze(1))),
-        parents=parents,
-        depths=with_root(0, torch.where(reachable, depths, 0)),
-        ranks=with_root(0, ranks),
-        scores=with_root(0.0, scores),
-        ancestors=_ancestors(parents, max_depth),
-        max_depth=max_depth,
+    return (
+        with_root(roots, torch.where(reachable, tokens, roots.unsqueeze(1))),
+        with_root(-1, torch.where(reachable, parents, -1)),
+        with_root(0, torch.where(reachable, depths, 0)),
+        with_root(0, torch.where(reachable, ranks, 0)),
+        with_root(0.0, scores),
     )
 
 
