@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import venv
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 from tests.support.commands import Ran, clean_environ
 from tests.support.sshd import SshdUnavailable, SshServer
 
-from ddtree_overlay import snapshots
+from ddtree_overlay.wheels import wheel_of
 
 
 PROJECT = Path(__file__).parents[2]
@@ -55,9 +56,12 @@ def run(workspace: Path, tmp_path: Path) -> Run:
 
 
 @pytest.fixture(scope="session")
-def release_site() -> Path:
-    """The published wheel, unpacked; downloaded once."""
-    return snapshots.fetch_release(RELEASE, CACHE)
+def release_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published wheel, unpacked for this run; it plays the package cache that installs are hardlinked to."""
+    folder = tmp_path_factory.mktemp("release")
+    with zipfile.ZipFile(wheel_of(RELEASE, CACHE)) as archive:
+        archive.extractall(folder)
+    return folder
 
 
 @pytest.fixture

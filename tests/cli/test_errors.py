@@ -17,8 +17,11 @@ from tests.support.trees import differences, listing
 
 from ddtree_overlay import deploy, errors
 from ddtree_overlay.cli import cli
+from ddtree_overlay.wheels import wheel_of
 
 
+CACHE = Path(__file__).parents[2] / ".cache"
+RELEASE = "0.5.11"
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OverlayError)]
 
 
@@ -207,12 +210,12 @@ def test_stale_patches_are_a_difference(run, workspace):
 
 
 @pytest.fixture
-def project_cache(workspace: Path, release_site: Path) -> Path:
-    """Give the workspace the downloads of the project."""
-    (workspace / ".cache").symlink_to(
-        release_site.parents[1] if release_site.parent.name == "wheels" else release_site.parent
-    )
-    return workspace / ".cache"
+def project_cache(workspace: Path) -> None:
+    """Give the workspace the downloaded wheel of the project."""
+    folder = workspace / ".cache/wheels"
+    folder.mkdir(parents=True)
+    wheel = wheel_of(RELEASE, CACHE)
+    (folder / wheel.name).symlink_to(wheel)
 
 
 def test_held_lock_is_refused(run, patched_root, site):
