@@ -22,6 +22,7 @@ demo-decode: .venv/.stamp engine ## decode on the CPU: plain, DFLASH and DDTREE 
 	@$(BIN)/python scripts/demo_decode
 
 test: .venv/.stamp engine ## every test
+	.cache/engine/bin/python -m pytest tests/overlay
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: .venv/.stamp ## format, lint, types, stale patches
