@@ -100,7 +100,7 @@ def push(
             "release": plan.release,
         }
         payload = b"".join(files[a.path] for a in overlay)
-        transport.call("push", args, payload, timeout=None)
+        transport.call("push", args, payload)
     live = next((d for d in history(transport) if d.current), None)
     if live is None:
         raise OverlayError(

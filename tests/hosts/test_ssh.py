@@ -297,6 +297,19 @@ def test_jump_hosts_are_used_and_verified(sshd, tiny, tmp_path):
             status_of(host)
 
 
+def test_a_server_with_sha1_signatures_only(tmp_path, sshd):
+    """Such a server is named for what it is, not as an obscure failure (netmiko#3852, airflow#69712)."""
+    del sshd  # only to be skipped with it
+    subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", tmp_path / "rsa"], check=True)
+    options = f"HostKey {tmp_path}/rsa\nHostKeyAlgorithms ssh-rsa"
+    with (
+        SshServer.start(tmp_path / "old", Path(__file__).parents[2] / ".cache", options=options) as server,
+        pytest.raises(ConnectionFailedError, match="no common algorithms") as caught,
+    ):
+        status_of(server.host())
+    assert "SHA-1" in caught.value.why
+
+
 def test_proxy_command_is_refused_by_name(sshd, tmp_path):
     """What is not supported is said, not ignored."""
     config = tmp_path / "config"

@@ -131,7 +131,7 @@ def missing_answer(output: Output, sentinel: str, python: str, name: str, target
             next_step=f"ddtree-overlay status {target}",
         )
     if b"ddtree: Python " in output.stderr:
-        why = f"{python} on {name} is {said.rpartition('ddtree: ')[2]}"
+        why = said.rpartition("ddtree: ")[2]
         return errors.OverlayError(
             f"{python} on {name} is too old: Python 3.9 or newer is needed", why=why, next_step=step
         )
