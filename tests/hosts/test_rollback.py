@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.support.installs import ADDED, EDITED, bundle_for, overlay_for, tiny_package
@@ -12,6 +13,7 @@ from tests.support.trees import differences, listing
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConflictError, OverlayError
+from ddtree_overlay.hosts.transport import open_transport
 
 
 RESULTS = {"srt/a.py": b"VALUE = 5\n", "srt/new/c.py": b"C = 1\n"}
@@ -62,6 +64,28 @@ def test_purge_after_a_plain_rollback(tiny, near):
     assert not deploy.plan_rollback(near, purge=True).is_noop
     assert deploy.rollback(near, purge=True).purged
     assert deploy.plan_rollback(near, purge=True).is_noop
+    assert differences(before, listing(tiny.site)) == []
+
+
+def test_pushes_and_purges_at_the_same_time_are_one_after_the_other(tiny):
+    """Of equal pushes one does it, of equal purges one does it; nothing is left of the others (kamal#1930)."""
+    before = listing(tiny.site)
+    bundle, files = bundle_for(tiny.root, RESULTS)
+    with open_transport(tiny.host()) as transport:
+        plan = deploy.plan_push(transport, bundle, files)
+
+    def attempt(action):
+        try:
+            with open_transport(tiny.host()) as transport:
+                return action(transport)
+        except ConflictError:
+            return None
+
+    with ThreadPoolExecutor(4) as pool:
+        pushes = [lambda t: deploy.push(t, plan, files, operator="x", lock_wait=30).id] * 4
+        assert sorted(filter(None, pool.map(attempt, pushes))) == ["d-0001"]
+        purges = [lambda t: deploy.rollback(t, purge=True, lock_wait=30).undone] * 4
+        assert sorted(filter(None, pool.map(attempt, purges))) == [("d-0001",)]
     assert differences(before, listing(tiny.site)) == []
 
 

@@ -324,7 +324,7 @@ def test_a_request_that_is_cut_short_changes_nothing(tiny):
 
     before = listing(tiny.site)
     request = protocol.encode(
-        "rollback", {"to": None, "purge": True, "expect": None, "operator": "", "lock_wait": 0}, b""
+        "rollback", {"to": None, "purge": True, "expect": [], "operator": "", "lock_wait": 0}, b""
     )
     for size in (0, 5, 1000, len(request) // 2, len(request) - 3):
         words = [tiny.python, "-c", protocol.BOOTSTRAP, "mark"]

@@ -103,7 +103,7 @@ def _no_backup(path: str, place: Path) -> Refusal:
 
 
 def rollback(args: dict[str, Any], _: bytes) -> Answer:
-    """Carry out a rollback plan: `to`, `purge`, and `expect`, the plan's actions (None: whatever is right now)."""
+    """Carry out a rollback plan: `to`, `purge`, and `expect`, the plan's actions."""
     site = locate(args, orphans=True)
     store = Store(site.state, site.root)
     if not store.folder.is_dir():
@@ -117,32 +117,36 @@ def rollback(args: dict[str, Any], _: bytes) -> Answer:
             "verified": 0,
         }, b""
     with store.locked(args["operator"], "rollback", args["lock_wait"]):
-        note = transaction.recover(store)
-        record, target, undoes = _rollback_range(store, args)
-        actions, left = _rollback_actions(site, store, record, target)
-        check_plan(
-            actions, [[a["path"], a["from"], a["to"]] for a in actions] if args["expect"] is None else args["expect"]
-        )
-        result: dict[str, Any] = {
-            "undone": undoes,
-            "to": target["id"] if target else BASE,
-            "left": left,
-            "recovered": note,
-        }
-        result["folders"] = 0
-        if record is not None and undoes:
-            result["folders"] = _undo_deployments(
-                site, store, args["operator"], record=record, target=target, actions=actions
-            )
-        kinds = [a["action"] for a in actions]
-        result["restored"] = sum(k in ("change", "add") for k in kinds)
-        result["removed"] = kinds.count("remove")
-        result["verified"] = sum(digest_of_file(inside(site.root, a["path"])) == a["to"] for a in actions)
-        result["purged"] = bool(args["purge"] and target is None)
-        if result["purged"]:
-            _drop_orphaned_root(site)
-            store.purge()
-    return result, b""
+        try:
+            return _rollback_locked(site, store, args), b""
+        finally:
+            store.tidy()
+
+
+def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str, Any]:
+    note = transaction.recover(store)
+    record, target, undoes = _rollback_range(store, args)
+    actions, left = _rollback_actions(site, store, record, target)
+    check_plan(actions, args["expect"])
+    folders = 0
+    if record is not None and undoes:
+        folders = _undo_deployments(site, store, args["operator"], record=record, target=target, actions=actions)
+    kinds = [a["action"] for a in actions]
+    purged = bool(args["purge"] and target is None)
+    if purged:
+        _drop_orphaned_root(site)
+        store.purge()
+    return {
+        "undone": undoes,
+        "to": target["id"] if target else BASE,
+        "left": left,
+        "recovered": note,
+        "folders": folders,
+        "restored": sum(k in ("change", "add") for k in kinds),
+        "removed": kinds.count("remove"),
+        "verified": sum(digest_of_file(inside(site.root, a["path"])) == a["to"] for a in actions),
+        "purged": purged,
+    }
 
 
 def _undo_deployments(

@@ -101,7 +101,7 @@ class Store:
 
     def tidy(self) -> None:
         """Remove what a push that was refused or killed before its journal has left; the caller holds the lock."""
-        if self.journal() is not None:
+        if not self.folder.is_dir() or self.journal() is not None:
             return
         events = self.events()
         if not events:
@@ -143,7 +143,6 @@ class Store:
         Raises:
             Refusal: Somebody else holds it, and still does after `wait` seconds.
         """
-        self.folder.mkdir(exist_ok=True)
         fd = self._acquire(time.monotonic() + wait)
         try:
             holder = {"pid": os.getpid(), "operator": operator, "doing": doing, "since": time.time()}
@@ -156,7 +155,12 @@ class Store:
     def _acquire(self, deadline: float) -> int:
         path = self.folder / "lock"
         while True:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            # A purge by somebody else may remove the folder at any time before the lock is ours.
+            self.folder.mkdir(exist_ok=True)
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            except FileNotFoundError:
+                continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -165,12 +169,11 @@ class Store:
                     raise self._held() from None
                 time.sleep(0.1)
                 continue
-            # A purge may have removed the file while we waited: then this lock protects nothing.
+            # The file may have been removed while we waited for it: then this lock protects nothing.
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), os.stat(path)):
                     return fd
             os.close(fd)
-            self.folder.mkdir(exist_ok=True)
 
     def holder(self) -> Record | None:
         """Who holds the lock right now, or None."""
