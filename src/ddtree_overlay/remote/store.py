@@ -155,12 +155,7 @@ class Store:
     def _acquire(self, deadline: float) -> int:
         path = self.folder / "lock"
         while True:
-            # A purge by somebody else may remove the folder at any time before the lock is ours.
-            self.folder.mkdir(exist_ok=True)
-            try:
-                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            except FileNotFoundError:
-                continue
+            fd = self._open_lock(path)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -174,6 +169,15 @@ class Store:
                 if os.path.samestat(os.fstat(fd), os.stat(path)):
                     return fd
             os.close(fd)
+
+    def _open_lock(self, path: Path) -> int:
+        # A purge by somebody else may remove the folder at any time before the lock is ours.
+        for _ in range(100):
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
+                self.folder.mkdir(exist_ok=True)
+                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            time.sleep(0.01)
+        raise Refusal("failed", f"{self.folder} cannot be made or used", next_step=f"look at {self.folder} on the host")
 
     def holder(self) -> Record | None:
         """Who holds the lock right now, or None."""
@@ -210,7 +214,9 @@ class Store:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-        self.folder.rmdir()
+        # Somebody who waited for the lock may have made a new one already; the folder is theirs to remove then.
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
         fsync_folder(self.folder.parent)
 
 
