@@ -281,6 +281,20 @@ def test_running_servers_are_named(tiny, near):
         server.wait()
 
 
+def test_whoever_asks_is_no_server(tiny):
+    """The command line that pushes names the package folder itself; it is not reported as running old code."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(deploy.__file__).parents[1]), *sys.path])}
+    code = (
+        "import sys; from ddtree_overlay.config import Host; from ddtree_overlay import deploy;"
+        "from ddtree_overlay.hosts.transport import open_transport;"
+        f"t = open_transport(Host('near', 'near', transport='local', python={str(tiny.python)!r}));"
+        "print([p.pid for p in deploy.status(t).processes])"
+    )
+    done = subprocess.run([tiny.python, "-c", code, "sglang"], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[]\n"
+
+
 def test_a_package_folder_can_be_pushed_to_directly(tmp_path: Path, wheel_site):
     """With a root, the folder is taken as it is, and no interpreter has to import it."""
     site = tmp_path / "site"

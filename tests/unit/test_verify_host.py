@@ -25,7 +25,7 @@ class Host:
 
     name = "fake"
 
-    def __init__(self, *, errors: list[dict[str, Any]], base: dict[str, Any], patched: dict[str, Any]) -> None:
+    def __init__(self, *, errors: list[dict[str, Any]], base: dict[str, Any] | None, patched: dict[str, Any]) -> None:
         self.replies = {
             "compile": {"python": "3.12.1", "errors": errors},
             "probe": {"base": base, "patched": patched},
@@ -54,6 +54,13 @@ def answers(patched: Patched, error: str | None = None, **over: Any) -> dict[str
 def verify(patched: Patched, errors=(), base=None, ours=None) -> tuple[list[Finding], Host]:
     host = Host(errors=list(errors), base=base or answers(patched), patched=ours or answers(patched))
     return verify_on_host(host, small.manifest(small.base()), patched), host
+
+
+def test_base_that_was_not_asked_is_no_trouble(patched: Patched):
+    """A sound patched tree comes without answers about the base."""
+    host = Host(errors=[], base=None, patched=answers(patched))
+    findings = verify_on_host(host, small.manifest(small.base()), patched)
+    assert {f.severity for f in findings} == {"info"}
 
 
 def test_sound_host_gives_only_information(patched: Patched):

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -63,17 +64,22 @@ def syntax_errors(files: dict[str, bytes]) -> list[dict[str, Any]]:
 
 
 def probe(args: dict[str, Any], payload: bytes) -> Answer:
-    """Import `modules`, and run the server's --help if `help`, with the base and then with the patched tree.
+    """Import `modules`, and run the server's --help if `help`, with the patched tree.
 
     The patched tree is a scratch folder of links to the installed package with the files laid over it, first on the
-    path. The base goes first so that "SGLang itself does not import here" is told apart from "the overlay breaks it".
+    path. When anything fails there the base is asked the same, so that "SGLang itself does not import here" is told
+    apart from "the overlay breaks it"; otherwise `base` is None, for imports of SGLang take half a minute.
     """
     site = locate(args)
     scratch = Path(tempfile.mkdtemp(prefix="ddtree-probe-"))
     try:
-        base = _probe_one(scratch, None if not args.get("root") else site.root.parent, args)
         _lay_over(site, scratch / "tree" / PACKAGE, _unpack(args, payload))
         patched = _probe_one(scratch, scratch / "tree", args)
+        clean = not patched["outside"] and not any(patched["imports"].values())
+        if not clean or (patched["help"] and patched["help"]["code"] != 0):
+            base = _probe_one(scratch, None if not args.get("root") else site.root.parent, args)
+        else:
+            base = None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     return {"base": base, "patched": patched}, b""
@@ -98,21 +104,25 @@ def _lay_over(site: Site, tree: Path, files: dict[str, bytes]) -> None:
 def _probe_one(scratch: Path, first: Path | None, args: dict[str, Any]) -> dict[str, Any]:
     neutral = scratch / "cwd"
     neutral.mkdir(exist_ok=True)
-    # Bytecode of either tree must not reach the other, nor the installed package.
-    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPYCACHEPREFIX": str(scratch / "pyc")}
+    # Folders of patched files are the scratch tree's own and hold no bytecode; none may be written anywhere.
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     env.pop("PYTHONSAFEPATH", None)
     if first is not None:
         env["PYTHONPATH"] = os.pathsep.join([str(first), *filter(None, [env.get("PYTHONPATH")])])
     timeout = float(args.get("timeout", 300))
-    code, out, error = _python(["-c", _IMPORTER, *args["modules"]], neutral, env, timeout)
+    runs = [["-c", _IMPORTER, *args["modules"]]]
+    if args.get("help"):
+        runs.append(["-m", f"{PACKAGE}.launch_server", "--help"])
+    with ThreadPoolExecutor() as pool:
+        ends = list(pool.map(lambda words: _python(words, neutral, env, timeout), runs))
+    code, out, error = ends[0]
     answer = _last_json(out)
     fault = f"the interpreter ended with {code}: {error[-500:].strip()}"
     imports = answer["imports"] if answer else dict.fromkeys(args["modules"], fault)
     result: dict[str, Any] = {"imports": imports, "help": None, "outside": False}
     if first is not None and answer and answer["file"]:
         result["outside"] = first not in Path(answer["file"]).parents
-    if args.get("help"):
-        code, out, error = _python(["-m", f"{PACKAGE}.launch_server", "--help"], neutral, env, timeout)
+    for code, out, error in ends[1:]:
         result["help"] = {"code": code, "output": out, "error": error[-2000:]}
     return result
 

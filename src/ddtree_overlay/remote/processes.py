@@ -16,9 +16,10 @@ def running() -> list[dict[str, Any]]:
     Processes of other users whose executable may not be read are left out, as are those in other pid namespaces.
     """
     boot = _boot_time()
+    asking = _ancestors()
     found = []
     for name in os.listdir("/proc") if boot else []:
-        if not name.isdigit() or int(name) == os.getpid():
+        if not name.isdigit() or int(name) in asking:
             continue
         folder = Path("/proc") / name
         try:
@@ -33,6 +34,19 @@ def running() -> list[dict[str, Any]]:
         command = b" ".join(words).decode("utf-8", "replace").strip()
         found.append({"pid": int(name), "command": command[:200], "started": started})
     return sorted(found, key=lambda p: int(p["pid"]))
+
+
+def _ancestors() -> set[int]:
+    """This process and those that started it: whoever asks may have sglang in its own command line."""
+    found: set[int] = set()
+    pid = os.getpid()
+    while pid > 0 and pid not in found:
+        found.add(pid)
+        try:
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return found
 
 
 def _ours(folder: Path, words: list[bytes]) -> bool:

@@ -54,7 +54,7 @@ def _compiled(result: Mapping[str, Any]) -> list[Finding]:
 
 
 def _imported(result: Mapping[str, Any], patched: Patched, release: str) -> list[Finding]:
-    base, ours = result["base"]["imports"], result["patched"]["imports"]
+    base, ours = (result["base"] or {}).get("imports", {}), result["patched"]["imports"]
     if result["patched"]["outside"]:
         message = "the scratch tree was not what Python imported, so nothing is proven about the patched files"
         return [Finding("host", "error", "", None, message)]
@@ -84,7 +84,7 @@ def _imported(result: Mapping[str, Any], patched: Patched, release: str) -> list
 
 
 def _helped(result: Mapping[str, Any]) -> list[Finding]:
-    base, ours = result["base"]["help"], result["patched"]["help"]
+    base, ours = (result["base"] or {}).get("help"), result["patched"]["help"]
     if ours is None:
         return []
     if ours["code"] != 0:
