@@ -48,7 +48,9 @@ def test_whole_way_over_ssh_leaves_no_byte_behind(run, over_ssh: Path, release_s
 
     done = run("diff", *on, "--exit-code")
     assert done.code == 3
-    assert {line.split(" b/")[1] for line in done.out.splitlines() if line.startswith("diff --git")} == set(changes)
+    assert {line.split(" b/sglang/")[1] for line in done.out.splitlines() if line.startswith("diff --git")} == set(
+        changes
+    )
     assert "\x1b" not in done.out
     assert not differences(pristine, listing(over_ssh)), "a verb that only reads wrote something"
 

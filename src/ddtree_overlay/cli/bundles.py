@@ -101,7 +101,7 @@ def diff(app: App, target: Target, *, exit_code: bool) -> int:
         stored = live_bundle(app, target, transport)
         files = stored.files()
         live = deploy.fetch_files(transport, sorted(files))
-    parts = [diffs.unified(p, live[p], files[p]) for p in sorted(files) if live[p] != files[p]]
+    parts = [diffs.unified(f"sglang/{p}", live[p], files[p]) for p in sorted(files) if live[p] != files[p]]
     data = b"".join(parts)
     app.screen.diff(data)
     app.screen.note(
