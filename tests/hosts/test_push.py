@@ -290,7 +290,7 @@ def test_whoever_asks_is_no_server(tiny):
         f"t = open_transport(Host('near', 'near', transport='local', python={str(tiny.python)!r}));"
         "print([p.pid for p in deploy.status(t).processes])"
     )
-    done = subprocess.run([tiny.python, "-c", code, "sglang"], env=env, capture_output=True, text=True)
+    done = subprocess.run([tiny.python, "-c", code, "sglang"], check=False, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[]\n"
 

@@ -58,7 +58,7 @@ class TritonMultiStepDraftBackend:
 
 TRITON_BACKEND = Edit(
     path="srt/layers/attention/triton_backend.py",
-    summary="Check that CUDA graphs of the tree's width fit into memory, and give their buffers the sizes a tree needs.",
+    summary="Check that CUDA graphs of a tree's width fit into memory, and size their buffers for a tree.",
     insertions=(
         insert_statements(
             "TritonAttnBackend.init_cuda_graph_state",
@@ -71,7 +71,7 @@ if self.num_draft_tokens:
         self, max_bs, max_num_tokens, kv_indices_buf
     )
 """,
-            reason="A budget that the graph buffers cannot hold must fail by its name, and KV indices need a row a request only.",
+            reason="A budget that graphs cannot hold must fail by its name; KV indices need one row a request.",
             blank_after=1,
         ),
         insert_statements(
