@@ -168,6 +168,13 @@ def test_push_without_a_terminal_is_refused(run, patched_root, site):
     assert not differences(before, listing(site))
 
 
+def test_workspace_that_cannot_be_written_is_refused(run, site, workspace):
+    """Exit 1 with the path, no traceback, when this machine is the problem."""
+    (workspace / "snapshots").write_text("a file where a folder must be")
+
+    refused(run("snapshot", "--root", str(site / "sglang")), 1, str(workspace / "snapshots"))
+
+
 def test_folder_without_sglang_is_refused(run, tmp_path):
     """Exit 1 when the folder holds no SGLang."""
     (tmp_path / "empty").mkdir()
