@@ -20,6 +20,16 @@ BUDGETS = (1, 3, 4, 7, 16)
 ONE, THREE = harness.prompts(0), harness.prompts(0, 1, 3)
 CALLS = [harness.greedy(ONE), harness.greedy(THREE)]
 
+#: What a request can ask for that cuts a path or changes a node's logits. The context holds 256 tokens.
+SCENARIOS = {
+    "frequency penalty": harness.greedy(THREE, 24, frequency_penalty=1.5),
+    "repetition penalty": harness.greedy(ONE, 24, repetition_penalty=1.8),
+    "logit bias": harness.greedy(THREE, 24, logit_bias={"32": -4.0}),
+    "stop token inside a path": harness.greedy(THREE, 40, ignore_eos=False, stop_token_ids=[46]),
+    "end of the context": harness.greedy([(THREE[1] * 5)[:236]], 18),
+    "one new token": harness.greedy(THREE, 1),
+}
+
 #: One piece of the overlay broken on purpose: file, what it holds, what it holds instead.
 BREAKS = {
     "mask": (
@@ -101,6 +111,11 @@ def engines(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
         CALLS,
         SGLANG_DDTREE_TRACE=trace("chain"),
     )
+    # A budget below the block: the draft is the wider of the two, also at the end of the context.
+    engines.start("scenarios", site, ddtree(3), list(SCENARIOS.values()))
+    engines.start("plain-scenarios", site, harness.engine_args(None), [*SCENARIOS.values(), harness.greedy(THREE, 48)])
+    # Three requests and their steps do not fit: one is retracted and decoded again later.
+    engines.start("retraction", site, ddtree(24, max_total_tokens=264), [harness.greedy(THREE, 48)])
     for name, (path, before, after) in BREAKS.items():
         copy = harness.broken_site(site, tmp_path_factory.mktemp(f"broken-{name}") / "site", path, before, after)
         engines.start(f"broken-{name}", copy, ddtree(16), CALLS)

@@ -14,8 +14,8 @@ def resolve(arguments, again):
 
     try:
         resolved = ServerArgs(**arguments)
-        if again:  # what dataclasses.replace does: the handlers run on their own results
-            resolved = dataclasses.replace(resolved)
+        if again is not None:  # the handlers run on their own results
+            resolved = dataclasses.replace(resolved, **again)
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
     return {name: getattr(resolved, name) for name in SHOWN}
@@ -52,6 +52,6 @@ def registry():
 if __name__ == "__main__":
     with open(sys.argv[1]) as source:
         cases = json.load(source)
-    results = {name: resolve(case["arguments"], case.get("again", False)) for name, case in cases.items()}
+    results = {name: resolve(case["arguments"], case.get("again")) for name, case in cases.items()}
     with open(sys.argv[2], "w") as target:
         json.dump({"cases": results, "command_line": command_line(), "registry": registry()}, target)

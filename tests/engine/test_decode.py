@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 import pytest
-from tests.engine.conftest import BREAKS, BUDGETS, Engines
+from tests.engine.conftest import BREAKS, BUDGETS, SCENARIOS, Engines
 
 
 def outputs(result: dict[str, Any]) -> list[list[list[int]]]:
@@ -25,6 +25,28 @@ def accept_length(result: dict[str, Any]) -> float:
 def test_greedy_output_equals_plain_decoding(engines: Engines, budget: int) -> None:
     """Token for token, for one prompt and for three of different lengths together."""
     assert outputs(engines[f"budget-{budget}"]) == outputs(engines["plain"])
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_requests_that_cut_or_change_a_path_equal_plain_decoding(engines: Engines, scenario: str) -> None:
+    """Penalties, bias, stops, the token limit and the end of the context: token for token."""
+    at = list(SCENARIOS).index(scenario)
+    ours, plain = engines["scenarios"]["calls"][at], engines["plain-scenarios"]["calls"][at]
+    assert ours["output_ids"] == plain["output_ids"]
+    assert [f["type"] for f in ours["finish"]] == [f["type"] for f in plain["finish"]]
+
+
+def test_stop_scenario_does_stop(engines: Engines) -> None:
+    """Some request of the stop scenario ends by its stop token, so the equality above says something."""
+    call = engines["plain-scenarios"]["calls"][list(SCENARIOS).index("stop token inside a path")]
+    assert "stop" in [finish["type"] for finish in call["finish"]]
+
+
+def test_retracted_request_equals_plain_decoding(engines: Engines) -> None:
+    """A request that loses its KV in mid-generation is decoded again to the same text; no slot is lost."""
+    result = engines["retraction"]
+    assert "Retract requests" in result["log"]
+    assert outputs(result)[0] == outputs(engines["plain-scenarios"])[-1]
 
 
 def test_dflash_still_equals_plain_decoding(engines: Engines) -> None:

@@ -39,6 +39,12 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "other decode backend": ({"decode_attention_backend": "flashinfer"}, ["decode", "'flashinfer'"]),
     "relaxed acceptance": ({"speculative_accept_threshold_single": 0.5}, ["must stay 1.0", "0.5"]),
     "disaggregation": ({"disaggregation_mode": "decode"}, ["--disaggregation-mode"]),
+    "hierarchical cache": ({"enable_hierarchical_cache": True}, ["--enable-hierarchical-cache"]),
+    "fractional top-k cap": ({"speculative_ddtree_topk_cap": 2.5}, ["--speculative-ddtree-topk-cap", "2.5"]),
+    "verify width instead of block": (
+        {"speculative_num_draft_tokens": 65},
+        ["65", "--speculative-dflash-block-size", "--speculative-ddtree-budget"],
+    ),
     "no draft model": ({"speculative_draft_model_path": None}, ["--speculative-draft-model-path"]),
     "block of one": ({"speculative_dflash_block_size": 1}, ["at least 2 tokens"]),
     "hybrid model": (
@@ -51,6 +57,8 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "default budget": {},
     "small budget": {"speculative_ddtree_budget": 3},
     "block size given": {"speculative_dflash_block_size": 8, "speculative_ddtree_budget": 16},
+    "both widths given": {"speculative_dflash_block_size": 8, "speculative_num_draft_tokens": 65},
+    "lower case": {"speculative_algorithm": "ddtree"},
     "no backend given": {"attention_backend": None, "device": "cuda"},
     "hybrid model, accepted": {
         "model_path": "HYBRID",
@@ -69,12 +77,13 @@ def resolved(site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     (hybrid / "config.json").write_text(json.dumps(HYBRID_CONFIG))
 
     def arguments(extra: dict[str, Any]) -> dict[str, Any]:
-        merged = harness.engine_args("DDTREE", **extra)
+        merged = harness.engine_args("DDTREE") | extra
         return merged | ({"model_path": str(hybrid)} if merged["model_path"] == "HYBRID" else {})
 
     cases = {name: {"arguments": arguments(extra)} for name, (extra, _) in REFUSALS.items()}
     cases |= {name: {"arguments": arguments(extra)} for name, extra in ACCEPTED.items()}
-    cases["resolved twice"] = {"arguments": arguments({"speculative_ddtree_budget": 16}), "again": True}
+    cases["resolved twice"] = {"arguments": arguments({"speculative_ddtree_budget": 16}), "again": {}}
+    cases["resolved with another budget"] = {"arguments": arguments({}), "again": {"speculative_ddtree_budget": 30}}
     (folder / "cases.json").write_text(json.dumps(cases))
     script = harness.PROJECT / "tests/engine/start_up.py"
     command = [harness.ENGINE_PYTHON, script, folder / "cases.json", folder / "results.json"]
@@ -104,10 +113,11 @@ def test_start_up_sets_both_widths(resolved: dict[str, Any], name: str) -> None:
     }
 
 
-def test_resolving_twice_changes_nothing(resolved: dict[str, Any]) -> None:
-    """`dataclasses.replace` on resolved arguments runs the handlers again; the widths stay."""
-    assert resolved["cases"]["resolved twice"]["speculative_num_draft_tokens"] == 17
-    assert resolved["cases"]["resolved twice"]["speculative_dflash_block_size"] == 8
+@pytest.mark.parametrize(("name", "width"), [("resolved twice", 17), ("resolved with another budget", 31)])
+def test_resolved_arguments_can_be_resolved_again(resolved: dict[str, Any], name: str, width: int) -> None:
+    """`dataclasses.replace` runs the handlers on their own results, with a changed budget or without."""
+    assert resolved["cases"][name]["speculative_num_draft_tokens"] == width
+    assert resolved["cases"][name]["speculative_dflash_block_size"] == 8
 
 
 def test_command_line_has_the_flags(resolved: dict[str, Any]) -> None:

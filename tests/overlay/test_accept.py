@@ -10,6 +10,7 @@ import torch
 from scipy import stats
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.server_args import set_global_server_args_for_scheduler
+from sglang.srt.speculative.ddtree import targets
 from sglang.srt.speculative.ddtree.accept import accept_paths
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
@@ -89,7 +90,54 @@ def sampler() -> Sampler:
 @pytest.fixture
 def chooser(sampler: object) -> TargetChooser:
     """A chooser over that sampler."""
-    return TargetChooser(SimpleNamespace(_sample_from_probs=sampler), ONE_RANK)
+    return TargetChooser(SimpleNamespace(_sample_from_probs=sampler, use_nan_detection=False), ONE_RANK)
+
+
+class TwoRanks:
+    """A group whose first rank drew token 3 for every node."""
+
+    world_size = 2
+
+    def broadcast(self, tokens: torch.Tensor, src: int) -> torch.Tensor:
+        """Rank 0's samples."""
+        assert src == 0
+        return torch.full_like(tokens, 3)
+
+
+def test_samples_come_from_the_first_rank(sampler: object) -> None:
+    """Tensor-parallel ranks must not draw for themselves."""
+    chooser = TargetChooser(SimpleNamespace(_sample_from_probs=sampler, use_nan_detection=False), TwoRanks())
+    tokens = chooser.choose(torch.randn(6, 9), sampling(2), torch.zeros(6, dtype=torch.int64), 3)
+    assert tokens.tolist() == [[3, 3, 3], [3, 3, 3]]
+
+
+def test_chunks_do_not_change_seeded_samples(chooser: TargetChooser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probabilities are held for a few rows at a time; each row keeps its own parameters, seed and position."""
+    torch.manual_seed(3)
+    logits, positions = torch.randn(12, 40), torch.arange(12)
+    info = sampling(
+        3,
+        temperatures=torch.tensor([[0.5], [1.0], [2.0]]),
+        sampling_seed=torch.tensor([1, 2, 3]),
+    )
+    whole = chooser.choose(logits, info, positions, 4)
+    monkeypatch.setattr(targets, "_PROBS_BYTES", 5 * 40 * 4)
+    assert torch.equal(chooser.choose(logits, info, positions, 4), whole)
+
+
+def test_nan_logits_are_ignored_where_sglang_looks_for_them(sampler: object) -> None:
+    """With --enable-nan-detection a NaN never wins; without it, what argmax makes of it is SGLang's business."""
+    logits = torch.tensor([[float("nan"), 1.0, 2.0]])
+    chooser = TargetChooser(SimpleNamespace(_sample_from_probs=sampler, use_nan_detection=True), ONE_RANK)
+    assert chooser.choose(logits, None, torch.zeros(1), 1).tolist() == [[2]]
+
+
+def test_root_only_requests_emit_one_token() -> None:
+    """A penalised request takes the target's token at the root, whatever its tree holds."""
+    tree = build_tree(torch.tensor([9, 9]), torch.zeros(2, 2, 1), torch.tensor([[[1], [2]]] * 2), 2)
+    acceptance = accept_paths(tree, torch.tensor([[1, 2, 5]] * 2), torch.tensor([True, False]))
+    assert acceptance.accept_lens.tolist() == [0, 2]
+    assert acceptance.bonus.tolist() == [1, 5]
 
 
 COVERAGE = {"all": [0, 1, 2, 3], "some": [1, 3], "none": [4]}

@@ -94,8 +94,25 @@ def test_soft_cap_and_scale_of_the_target_apply() -> None:
     torch.testing.assert_close(values, torch.log_softmax(capped, -1).sort(-1, descending=True).values[:, :5])
 
 
-def test_quantised_head_is_refused() -> None:
-    """Integer weights hold no logits; the message names the way out."""
-    head = SimpleNamespace(weight=torch.zeros(4, 4, dtype=torch.int8), shard_indices=None)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_quantised_head_is_refused(dtype: torch.dtype) -> None:
+    """Such weights give no logits without their scales; the message names the way out."""
+    head = SimpleNamespace(weight=torch.zeros(4, 4).to(dtype), shard_indices=None)
     with pytest.raises(ValueError, match="not quantised"):
         DraftHead(head, None, FakeRanks(1))
+
+
+@pytest.mark.parametrize("head", [None, SimpleNamespace(weight=torch.zeros(4, 4))])
+def test_head_of_another_kind_is_refused(head: object) -> None:
+    """A model without a vocabulary-parallel head ends the start, not the first request."""
+    with pytest.raises(ValueError, match="vocabulary-parallel"):
+        DraftHead(head, None, FakeRanks(1))
+
+
+def test_replaced_weight_is_used() -> None:
+    """A weight update may put another tensor into the head."""
+    head = shard(torch.randn(ORG + ADDED, HIDDEN), 0, 1)
+    draft_head = DraftHead(head, None, FakeRanks(1))
+    weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(2, HIDDEN)
+    head.weight = shard(weight, 0, 1).weight
+    assert torch.equal(draft_head.top_log_probs(hidden, 3)[1], whole(weight, hidden, 3)[1])

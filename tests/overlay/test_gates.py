@@ -19,17 +19,17 @@ def server_args(**changed: object) -> SimpleNamespace:
         "speculative_ddtree_budget": 64,
         "speculative_dflash_block_size": 16,
         "speculative_ddtree_allow_hybrid_unsafe": False,
+        "get_model_config": lambda: SimpleNamespace(vocab_size=151_936),
     }
     return SimpleNamespace(**(base | changed))
 
 
 def runner(**changed: object) -> SimpleNamespace:
-    """A loaded target with full attention and room for 4096 tokens."""
+    """A loaded target with full attention."""
     base: dict[str, object] = {
         "server_args": server_args(),
         "sliding_window_size": None,
         "mambaish_config": None,
-        "max_total_num_tokens": 4096,
         "model": object(),
     }
     return SimpleNamespace(**(base | changed))
@@ -51,6 +51,8 @@ def backend(width: int = 65) -> SimpleNamespace:
 def gpu_with(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(free), int(free)))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 0)
 
 
 def test_plain_attention_model_is_served() -> None:
@@ -63,28 +65,75 @@ def test_plain_attention_model_is_served() -> None:
     [
         ({"sliding_window_size": 4096}, "sliding-window attention .window 4096."),
         ({"mambaish_config": object()}, "--speculative-ddtree-allow-hybrid-unsafe"),
-        ({"max_total_num_tokens": 65}, "65 free KV slots.*holds 65 tokens"),
     ],
 )
 def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, object], said: str) -> None:
-    """Sliding windows, recurrent layers and a pool without room for one step each end the start."""
+    """Sliding windows and recurrent layers end the start."""
     with pytest.raises(ValueError, match=said):
         gates.check_model_runner(runner(**changed))
 
 
-def test_budget_beyond_graph_memory_is_refused_with_the_one_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The named budget does fit, and one more does not."""
-    gpu_with(monkeypatch, 2 * 2**30)
-    set_global_server_args_for_scheduler(server_args())
-    # Buffers are only reserved by name here: the check comes before the allocation.
-    monkeypatch.setattr(torch, "zeros", lambda *_, **__: None)
-    with pytest.raises(ValueError, match=r"48 requests of 513 tokens.*at most (\d+) fits") as refused:
-        gates.prepare_graph_buffers(backend(513), 48, 48 * 513, None)
-    fits = int(str(refused.value).split("at most ")[1].split()[0])
+def graph_error(budget: int, max_bs: int = 48) -> str:
+    """What the check says about a budget, empty when it fits."""
+    set_global_server_args_for_scheduler(server_args(speculative_ddtree_budget=budget))
+    width = budget + 1
+    try:
+        gates.prepare_graph_buffers(backend(width), max_bs, max_bs * width, torch.zeros(0))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_budget_beyond_graph_memory_is_refused_with_one_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The named budget fits; the text names batch size, width and need."""
+    gpu_with(monkeypatch, 4 * 2**30)
+    error = graph_error(512)
+    assert "48 requests of 513 tokens" in error
+    fits = int(error.split("at most ")[1].split()[0])
     assert 1 < fits < 512
-    gates.prepare_graph_buffers(backend(513), 48, 48 * (fits + 1), None)
-    with pytest.raises(ValueError, match="at most"):
-        gates.prepare_graph_buffers(backend(513), 48, 48 * (fits + 2), None)
+    assert graph_error(fits) == ""
+
+
+def test_graph_memory_counts_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 152k tokens of vocabulary the logits alone are 0.6 MiB a node: 48 x 65 of them do not fit into 1.8 GiB."""
+    gpu_with(monkeypatch, 1.8 * 2**30)
+    assert "attention and logits buffers" in graph_error(64)
+
+
+def test_memory_that_pytorch_has_cached_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks in the allocator's cache are reused before the driver is asked."""
+    gpu_with(monkeypatch, 0)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 40 * 2**30)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 10 * 2**30)
+    assert graph_error(64) == ""
+
+
+def test_draft_runner_is_not_checked_for_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The draft's graphs are as wide as the block, whatever the budget."""
+    gpu_with(monkeypatch, 0)
+    set_global_server_args_for_scheduler(server_args())
+    assert gates.prepare_graph_buffers(backend(16), 48, 48 * 16, torch.zeros(3)).numel() == 3
+
+
+def worker(pool: int, max_req_len: int) -> SimpleNamespace:
+    model_runner = SimpleNamespace(server_args=server_args(), max_token_pool_size=pool)
+    return SimpleNamespace(model_runner=model_runner, max_req_len=max_req_len, max_req_input_len=max_req_len - 5)
+
+
+def test_longest_request_leaves_room_for_its_step() -> None:
+    """Pool 264 and width 65: a request of 200 tokens would be aborted in its last steps, so it is not admitted."""
+    target = worker(264, 263)
+    gates.limit_request_length(target)
+    assert (target.max_req_len, target.max_req_input_len) == (199, 194)
+    roomy = worker(100_000, 4095)
+    gates.limit_request_length(roomy)
+    assert (roomy.max_req_len, roomy.max_req_input_len) == (4095, 4090)
+
+
+def test_pool_without_room_for_one_step_is_refused() -> None:
+    """The text names the width, the pool and both ways out."""
+    with pytest.raises(ValueError, match=r"65 free KV slots.*holds 66 tokens.*--mem-fraction-static"):
+        gates.limit_request_length(worker(66, 65))
 
 
 def test_kv_indices_have_one_row_a_request() -> None:

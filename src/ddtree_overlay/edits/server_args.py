@@ -46,7 +46,7 @@ class ServerArgs:
     speculative_accept_threshold_single: float = 1.0
 
     def _handle_attention_backend_compatibility(self):
-        if self.speculative_algorithm == "DDTREE":
+        if str(self.speculative_algorithm).upper() == "DDTREE":
             from sglang.srt.speculative.ddtree.args import choose_attention_backend
 
             choose_attention_backend(self)
@@ -106,7 +106,7 @@ SERVER_ARGS = Edit(
             "ServerArgs._handle_attention_backend_compatibility",
             AtStart(),
             """\
-if self.speculative_algorithm == "DDTREE":
+if str(self.speculative_algorithm).upper() == "DDTREE":
     from sglang.srt.speculative.ddtree.args import choose_attention_backend
 
     choose_attention_backend(self)

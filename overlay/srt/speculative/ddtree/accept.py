@@ -21,7 +21,7 @@ class Acceptance:
     bonus: torch.Tensor
 
 
-def accept_paths(tree: Tree, target_tokens: torch.Tensor) -> Acceptance:
+def accept_paths(tree: Tree, target_tokens: torch.Tensor, root_only: torch.Tensor | None = None) -> Acceptance:
     """Accept each node whose token, and whose ancestors' tokens, are what the target chose at their parents.
 
     With one genuine target token per node (argmax, or one sample) every emitted token is the target's own, so the
@@ -30,11 +30,14 @@ def accept_paths(tree: Tree, target_tokens: torch.Tensor) -> Acceptance:
 
     Args:
         target_tokens: The target's token after each node, int64 [bs, W].
+        root_only: Requests of which only the root's token may be emitted, bool [bs].
     """
     batch, width = target_tokens.shape
     has_parent = tree.parents >= 0
     wanted = target_tokens.gather(1, tree.parents.clamp(min=0))
     matches = has_parent & (tree.tokens == wanted)
+    if root_only is not None:
+        matches &= ~root_only.unsqueeze(1)
     matches[:, 0] = True
     accepted = (matches.unsqueeze(1) | ~tree.ancestors).all(dim=2)
 

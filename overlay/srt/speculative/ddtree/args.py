@@ -31,6 +31,11 @@ _UNPROVEN_FEATURES = (
     ("enable_two_batch_overlap", False, "--enable-two-batch-overlap"),
     ("enable_pdmux", False, "--enable-pdmux"),
     ("enable_lora", False, "--enable-lora"),
+    # Host copies hold the target's KV only: a reloaded prefix would be drafted from garbage.
+    ("enable_hierarchical_cache", False, "--enable-hierarchical-cache"),
+    ("enable_lmcache", False, "--enable-lmcache"),
+    ("attn_cp_size", 1, "--attention-context-parallel-size"),
+    ("rl_on_policy_target", None, "--rl-on-policy-target"),
 )
 
 
@@ -68,7 +73,11 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
 
 
 def choose_attention_backend(server_args: ServerArgs) -> None:
-    """Choose a backend that can verify a tree when the user named none; DFLASH's default on Hopper cannot."""
+    """Choose a backend that can verify a tree when the user named none; DFLASH's default on Hopper cannot.
+
+    It is the first handler to see the name, which `SpeculativeAlgorithm` takes in any case: from here on it is DDTREE.
+    """
+    server_args.speculative_algorithm = DDTREE
     if server_args.is_attention_backend_not_set():
         server_args.attention_backend = TREE_ATTENTION_BACKENDS[0]
         logger.warning(
@@ -80,18 +89,20 @@ def choose_attention_backend(server_args: ServerArgs) -> None:
 def enter_dflash_handling(server_args: ServerArgs) -> None:
     """Let SGLang's DFLASH branch check and complete the arguments: DDTREE drafts exactly as DFLASH does.
 
-    Arguments that were completed before (a copy made with `dataclasses.replace` runs the handler again) are taken
-    back to what the user gave, since DFLASH requires the block size and the verify width to be one number.
+    DFLASH requires the block size and `speculative_num_draft_tokens` to be one number. Arguments that were completed
+    before (`dataclasses.replace` runs the handler again) hold a verify width there; what is drafted is the block size.
 
     Raises:
         ValueError: A DDTREE argument cannot be used.
     """
     _check_own_fields(server_args)
-    if (
-        server_args.speculative_dflash_block_size is not None
-        and server_args.speculative_num_draft_tokens == verify_width(server_args)
-    ):
-        server_args.speculative_num_draft_tokens = None
+    given = server_args.speculative_num_draft_tokens
+    if given is not None and server_args.speculative_dflash_block_size is None:
+        raise ValueError(
+            f"DDTREE sets --speculative-num-draft-tokens itself, to the budget + 1; got {given}. "
+            "Set the draft width with --speculative-dflash-block-size, the tree's with --speculative-ddtree-budget."
+        )
+    server_args.speculative_num_draft_tokens = None
     server_args.speculative_algorithm = "DFLASH"
 
 
@@ -172,13 +183,13 @@ def check_hybrid(server_args: ServerArgs, model_name: str) -> None:
 
 def _check_own_fields(server_args: ServerArgs) -> None:
     budget = server_args.speculative_ddtree_budget
-    if budget is None or int(budget) < 1:
+    if not isinstance(budget, int) or budget < 1:
         raise ValueError(
             f"DDTREE requires --speculative-ddtree-budget to be at least 1, got {budget}. "
             "Without draft nodes there is nothing to verify: leave out --speculative-algorithm instead."
         )
     cap = server_args.speculative_ddtree_topk_cap
-    if cap is not None and int(cap) < 1:
+    if cap is not None and (not isinstance(cap, int) or cap < 1):
         raise ValueError(f"DDTREE requires --speculative-ddtree-topk-cap to be at least 1, got {cap}.")
     for field in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
         if getattr(server_args, field) != 1.0:

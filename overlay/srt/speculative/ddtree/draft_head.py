@@ -9,6 +9,8 @@ import torch
 from sglang.srt.speculative.ddtree.tree import ordered_topk
 
 
+_READABLE = (torch.float32, torch.float16, torch.bfloat16)
+
 #: Rows of logits held in memory at once.
 _ROWS_PER_CHUNK = 128
 
@@ -17,21 +19,23 @@ class DraftHead:
     """The target's language-model head, read for log-probabilities instead of an argmax.
 
     Args:
-        lm_head: A vocabulary-parallel head with a floating-point `weight` [local rows, hidden] and `shard_indices`.
+        lm_head: A vocabulary-parallel head with an unquantised `weight` [local rows, hidden] and `shard_indices`.
         logits_processor: The target's, for the soft cap and scale that its own logits get; either may be absent.
         group: The tensor-parallel group: `world_size` and `all_gather(tensor, dim)`.
 
     Raises:
-        ValueError: The head is quantised.
+        ValueError: The head is quantised, or is none of SGLang's vocabulary-parallel heads.
     """
 
     def __init__(self, lm_head: Any, logits_processor: Any, group: Any) -> None:
-        if not lm_head.weight.is_floating_point():
+        dtype = getattr(getattr(lm_head, "weight", None), "dtype", None)
+        if dtype not in _READABLE or not hasattr(lm_head, "shard_indices"):
             raise ValueError(
-                f"DDTREE reads the target's lm_head for draft probabilities, and cannot read {lm_head.weight.dtype}. "
-                "Use a checkpoint whose lm_head is not quantised, or --speculative-algorithm DFLASH."
+                f"DDTREE reads draft probabilities from the target's lm_head and cannot read {type(lm_head).__name__} "
+                f"of {dtype}. Use a model whose lm_head is vocabulary-parallel and not quantised, or "
+                "--speculative-algorithm DFLASH."
             )
-        self._weight = lm_head.weight
+        self._lm_head = lm_head  # its weight is read at every use: a weight update may replace the tensor
         self._shard = lm_head.shard_indices
         self._scale = getattr(logits_processor, "logit_scale", None)
         self._softcap = getattr(logits_processor, "final_logit_softcapping", None)
@@ -61,7 +65,7 @@ class DraftHead:
     def _local_topk(self, hidden_states: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """This rank's candidates, padded to k: logits, ids of the whole vocabulary, and logsumexp [rows, 1]."""
         ids = self._local_token_ids(hidden_states.device)
-        weight = self._weight[self._local_rows()]
+        weight = self._lm_head.weight[self._local_rows()]
         logits = self._finish(torch.matmul(hidden_states.to(weight.dtype), weight.T).float())
         log_z = torch.logsumexp(logits, dim=-1, keepdim=True)
         kept = min(k, logits.shape[1])
@@ -75,7 +79,7 @@ class DraftHead:
         shard = self._shard
         if shard.num_added_elements == 0:
             return slice(0, shard.num_org_elements)
-        device = self._weight.device
+        device = self._lm_head.weight.device
         org = torch.arange(shard.num_org_elements, device=device)
         added = torch.arange(shard.num_added_elements, device=device) + shard.num_org_elements_padded
         return torch.cat([org, added])

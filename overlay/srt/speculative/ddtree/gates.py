@@ -3,18 +3,24 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, verify_width
 
 
+logger = logging.getLogger(__name__)
+
+#: Tokens that SGLang keeps between the longest input and the longest request.
+_SPARE_INPUT = 5
+
+
 def check_model_runner(model_runner: Any) -> None:
     """Refuse a loaded target that a tree cannot be verified with.
 
     Raises:
-        ValueError: The model has sliding-window layers, or recurrent layers without the unsafe flag, or its KV pool is
-            too small for one tree and one draft block.
+        ValueError: The model has sliding-window layers, or recurrent layers without the unsafe flag.
     """
     server_args = model_runner.server_args
     window = model_runner.sliding_window_size
@@ -25,13 +31,28 @@ def check_model_runner(model_runner: Any) -> None:
         )
     if model_runner.mambaish_config is not None:
         check_hybrid(server_args, type(model_runner.model).__name__)
+
+
+def limit_request_length(target_worker: Any) -> None:
+    """Admit only requests whose last step fits into the KV pool beside their own tokens.
+
+    SGLang admits up to the pool's size. Such a request would be aborted half-way, when nothing is left to retract.
+
+    Raises:
+        ValueError: The pool cannot hold one step of any request.
+    """
+    server_args, pool = target_worker.model_runner.server_args, int(target_worker.model_runner.max_token_pool_size)
     width = max(verify_width(server_args), int(server_args.speculative_dflash_block_size))
-    room = int(model_runner.max_total_num_tokens)
-    if width + 1 > room:
+    longest = min(int(target_worker.max_req_len), pool - width)
+    if longest <= _SPARE_INPUT:
         raise ValueError(
-            f"DDTREE needs {width} free KV slots for one request's step, but the pool holds {room} tokens. "
+            f"DDTREE needs {width} free KV slots for one request's step, but the pool holds {pool} tokens. "
             "Lower --speculative-ddtree-budget or raise --mem-fraction-static."
         )
+    if longest < target_worker.max_req_len:
+        logger.warning("DDTREE: requests are limited to %d tokens; a step needs %d of %d slots.", longest, width, pool)
+    target_worker.max_req_len = longest
+    target_worker.max_req_input_len = longest - _SPARE_INPUT
 
 
 def prepare_graph_buffers(
@@ -76,17 +97,26 @@ def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
 
 
 def _check_free_memory(backend: Any, max_bs: int, max_num_tokens: int) -> None:
-    # Per token: partial attention and its logsumexp, and a mask row, which exists twice while it grows.
+    from sglang.srt.server_args import get_global_server_args
+
+    server_args = get_global_server_args()
+    if backend.num_draft_tokens != verify_width(server_args):
+        return  # the draft runner, whose width is the block
+    # Per token: partial attention and its logsumexp; a mask row, which exists twice while it grows; logits as the model
+    # gives them and as the graph keeps them.
     partials = backend.num_head * backend.max_kv_splits * (backend.v_head_dim + 1) * 4
-    per_token = partials + 2 * (backend.max_context_len + backend.num_draft_tokens)
+    mask = 2 * (backend.max_context_len + backend.num_draft_tokens)
+    logits = server_args.get_model_config().vocab_size * (4 + 4)
+    per_token = partials + mask + logits
     fixed = max_bs * backend.max_context_len * 8
-    free, _ = torch.cuda.mem_get_info()
+    # What PyTorch has cached can be used again.
+    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     needed = fixed + max_num_tokens * per_token
     if needed > free:
         fits = max(0, (free - fixed) // (max_bs * per_token) - 1)
         raise ValueError(
             f"DDTREE: CUDA graphs for {max_bs} requests of {max_num_tokens // max_bs} tokens need "
-            f"{needed / 2**30:.1f} GiB of attention buffers, {free / 2**30:.1f} GiB are free. Lower "
+            f"{needed / 2**30:.1f} GiB of attention and logits buffers, {free / 2**30:.1f} GiB are free. Lower "
             f"--speculative-ddtree-budget (at most {fits} fits), --cuda-graph-max-bs or --context-length."
         )
 

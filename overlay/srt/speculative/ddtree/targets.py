@@ -10,22 +10,49 @@ import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
 
 
-def adjust_logits(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
-    """Apply custom logit processors, penalties and logit bias to every node's logits, in place.
+#: Most bytes of probabilities held at once while sampling.
+_PROBS_BYTES = 256 << 20
 
-    All nodes of a request get the penalties of its committed tokens, as all positions of a DFLASH chain do: tokens on
-    the path to a node are not counted before they are committed.
+
+def adjust_logits(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
+    """Apply penalties, logit bias and custom logit processors to every node's logits, in place and in plain order.
+
+    Penalties are those of the tokens counted so far, for all nodes of a request: they hold for the root alone.
 
     Args:
         logits: [bs * width, vocabulary].
         width: Nodes per request.
     """
+    if sampling_info.penalizer_orchestrator.is_required:
+        sampling_info.penalizer_orchestrator.apply(logits, repeat=width)
+    if sampling_info.logit_bias is not None:
+        logits.view(-1, width, logits.shape[1]).add_(sampling_info.logit_bias.unsqueeze(1))
     if sampling_info.has_custom_logit_processor:
         apply_custom_logit_processor(logits, sampling_info, num_tokens_in_batch=width)
-    if sampling_info.penalizer_orchestrator.is_required or sampling_info.logit_bias is not None:
-        offsets = logits.new_zeros((logits.shape[0] // width, logits.shape[1]), dtype=torch.float32)
-        sampling_info.apply_logits_bias(offsets)
-        logits.add_(offsets.repeat_interleave(width, dim=0))
+
+
+def count_roots(sampling_info: Any, roots: torch.Tensor, sampling_params: list[Any]) -> torch.Tensor | None:
+    """Count each request's last token for its penalties, as plain decoding does before a step.
+
+    SGLang leaves the counting to the speculative worker. What a penalty is deeper in a tree depends on the path to the
+    node, so a penalised request takes the root's token only: one exact token a step, as without speculation.
+
+    Args:
+        roots: The last emitted token of each request, int64 [bs].
+        sampling_params: Of each request.
+
+    Returns:
+        Which requests are penalised, bool [bs], or None when none is.
+    """
+    if sampling_info is None or not sampling_info.penalizer_orchestrator.is_required:
+        return None
+    sampling_info.penalizer_orchestrator.cumulate_output_tokens(roots)
+    return torch.tensor([_is_penalised(params) for params in sampling_params], device=roots.device)
+
+
+def _is_penalised(params: Any) -> bool:
+    changed = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
+    return bool(changed or params.min_new_tokens > 0)
 
 
 class TargetChooser:
@@ -48,26 +75,47 @@ class TargetChooser:
             sampling_info: The batch's, or None for greedy decoding.
             positions: Position of each node's own token, int64 [bs * width]: what seeded sampling is keyed on.
         """
+        if self._sampler.use_nan_detection:
+            logits = logits.nan_to_num(nan=-1e5, posinf=float("inf"), neginf=float("-inf"))
         greedy = torch.argmax(logits, dim=-1)
         if sampling_info is None or sampling_info.is_all_greedy:
             return greedy.view(-1, width)
         per_node = _repeat(sampling_info, width)
-        probs = torch.softmax(logits.float() / per_node.temperatures, dim=-1)
         simple = not (per_node.need_top_p_sampling or per_node.need_top_k_sampling or per_node.need_min_p_sampling)
-        sampled = self._sampler._sample_from_probs(probs, per_node, positions, simple).to(torch.int64)
+        rows = max(1, _PROBS_BYTES // (4 * logits.shape[1]))
+        sampled = [
+            self._sampler._sample_from_probs(
+                torch.softmax(logits[part].float() / per_node.temperatures[part], dim=-1),
+                _rows_of(per_node, part),
+                positions[part],
+                simple,
+            )
+            for part in (slice(start, start + rows) for start in range(0, logits.shape[0], rows))
+        ]
         # SGLang turns temperature 0 into top-k 1; a sampler's own tie-break must not decide a greedy request.
-        tokens = torch.where(per_node.top_ks == 1, greedy, sampled)
+        tokens = torch.where(per_node.top_ks == 1, greedy, torch.cat(sampled).to(torch.int64))
         if self._group.world_size > 1:
             tokens = self._group.broadcast(tokens, src=0)
         return tokens.view(-1, width)
 
 
+_PER_REQUEST = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
+_FLAGS = ("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling")
+
+
 def _repeat(sampling_info: Any, width: int) -> SimpleNamespace:
     """The sampling parameters of each request, once per node."""
-    per_request = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
-    flags = ("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling")
-    fields = {name: getattr(sampling_info, name) for name in per_request}
+    fields = {name: getattr(sampling_info, name) for name in _PER_REQUEST}
     return SimpleNamespace(
         **{name: None if value is None else value.repeat_interleave(width, dim=0) for name, value in fields.items()},
-        **{name: getattr(sampling_info, name) for name in flags},
+        **{name: getattr(sampling_info, name) for name in _FLAGS},
+    )
+
+
+def _rows_of(per_node: SimpleNamespace, part: slice) -> SimpleNamespace:
+    """The parameters of some nodes."""
+    fields = {name: getattr(per_node, name) for name in _PER_REQUEST}
+    return SimpleNamespace(
+        **{name: None if value is None else value[part] for name, value in fields.items()},
+        **{name: getattr(per_node, name) for name in _FLAGS},
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
-from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits
+from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots
 from sglang.srt.speculative.ddtree.trace import trace_step
 from sglang.srt.speculative.ddtree.tree import Tree, verify_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
@@ -17,7 +17,7 @@ from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
 
 
 @dataclass
@@ -30,6 +30,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
 
     tree: Tree | None = None
     targets: TargetChooser | None = None
+    #: Whether this process writes the trace: one of the tensor-parallel ranks.
+    traced: bool = False
     #: After `verify`: the last node each request committed, int64 [bs].
     last_nodes: torch.Tensor | None = None
     #: After `verify`: node at each step of the committed path, int64 [bs, P].
@@ -59,14 +61,18 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         assert self.targets is not None
         width = self.draft_token_num
         logits = logits_output.next_token_logits
+        penalised = count_roots(
+            batch.sampling_info, self.tree.tokens[:, 0], [req.sampling_params for req in batch.reqs]
+        )
         if batch.sampling_info is not None:
             adjust_logits(logits, batch.sampling_info, width)
         target_tokens = self.targets.choose(logits, batch.sampling_info, self.positions, width)
-        acceptance = accept_paths(self.tree, target_tokens)
+        acceptance = accept_paths(self.tree, target_tokens, penalised)
 
         prefix_lens = batch.seq_lens_cpu.tolist()
-        current_tokens, committed = self._emit(batch.reqs, acceptance)
-        trace_step([req.rid for req in batch.reqs], prefix_lens, self.tree, acceptance, committed)
+        current_tokens, committed = self._emit(batch, acceptance)
+        if self.traced:
+            trace_step([req.rid for req in batch.reqs], prefix_lens, self.tree, acceptance, committed)
 
         commit_lens = torch.tensor(committed, dtype=torch.int32, device=logits.device)
         nodes = self._committed_nodes(acceptance, commit_lens)
@@ -79,7 +85,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         tokens = torch.tensor(current_tokens, dtype=torch.int64, device=logits.device)
         return tokens, commit_lens, hidden_states, [count - 1 for count in committed]
 
-    def _emit(self, reqs: list[Req], acceptance: Acceptance) -> tuple[list[int], list[int]]:
+    def _emit(self, batch: ScheduleBatch, acceptance: Acceptance) -> tuple[list[int], list[int]]:
         """Append accepted tokens and bonus to each request until it finishes: (current token, tokens appended) of each.
 
         k appended tokens commit k nodes: the root and all but the last of them; the last is the next round's root.
@@ -90,11 +96,14 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             [path_tokens[:, 1:], acceptance.accept_lens.unsqueeze(1), acceptance.bonus.unsqueeze(1)], dim=1
         )
         current_tokens, committed = [], []
-        for req, (*drafts, accept_len, bonus) in zip(reqs, packed.tolist(), strict=True):
+        think_end_id = batch.model_config.think_end_id
+        for req, (*drafts, accept_len, bonus) in zip(batch.reqs, packed.tolist(), strict=True):
             appended = 0
             for token in [*drafts[:accept_len], bonus]:
                 req.output_ids.append(token)
                 appended += 1
+                if req.require_reasoning and think_end_id is not None:
+                    req.update_reasoning_tokens(token, think_end_id)
                 req.check_finished()
                 if req.finished():
                     break

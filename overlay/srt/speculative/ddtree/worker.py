@@ -15,7 +15,7 @@ from sglang.srt.distributed import get_tp_group
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.ddtree.args import draft_view, verify_width
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
-from sglang.srt.speculative.ddtree.gates import check_model_runner
+from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import build_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
@@ -53,13 +53,16 @@ class DDTreeWorker(DFlashWorker):
 
     def __init__(self, *, server_args: ServerArgs, target_worker: TpModelWorker, **kwargs: Any) -> None:
         check_model_runner(target_worker.model_runner)
+        limit_request_length(target_worker)
         super().__init__(server_args=draft_view(server_args), target_worker=target_worker, **kwargs)
         self.budget = int(server_args.speculative_ddtree_budget)
         cap = server_args.speculative_ddtree_topk_cap
         # A path of ranks r1..rd is among the best B only if r1 * .. * rd <= B, so B choices a position are exact.
         self.topk = self.budget if cap is None else min(self.budget, int(cap))
         self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
-        self._draft_head: DraftHead | None = None
+        model = self.model_runner.model
+        lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
+        self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
         # DFLASH's notes on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
         self._logged_first_verify = True
@@ -83,11 +86,8 @@ class DDTreeWorker(DFlashWorker):
         Args:
             draft_hidden: Draft hidden states, [bs, block, hidden]; row i is about the i-th token after the bonus token.
             block_ids: Draft input tokens, int64 [bs, block]; column 0 is the bonus token.
-            lm_head: The target's head.
+            lm_head: The target's head, which the worker holds already.
         """
-        if self._draft_head is None:
-            model = self.target_worker.model_runner.model
-            self._draft_head = DraftHead(lm_head, getattr(model, "logits_processor", None), get_tp_group())
         batch_size, block_size, hidden_size = draft_hidden.shape
         rows = draft_hidden[:, 1:].reshape(-1, hidden_size)
         log_probs, token_ids = self._draft_head.top_log_probs(rows, self.topk)
@@ -100,6 +100,7 @@ class DDTreeWorker(DFlashWorker):
             draft_token_num=tree.tokens.shape[1],
             tree=tree,
             targets=self._targets,
+            traced=self.tp_rank == 0,
         )
         verify_input.prepare_for_verify(batch, self.page_size)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
