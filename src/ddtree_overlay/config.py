@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +40,7 @@ class Host:
     host_key_fingerprint: str | None = None
     ssh_config: str | None = None
     timeout: float = 60.0
+    exec_prefix: tuple[str, ...] = ()
     root: str | None = None
 
 
@@ -54,6 +56,7 @@ _HOST_KEYS: Mapping[str, tuple[type, ...]] = {
     "host_key_fingerprint": (str,),
     "ssh_config": (str,),
     "timeout": (int, float),
+    "exec_prefix": (str, list),
 }
 
 
@@ -117,6 +120,8 @@ def parse_config(text: str, path: Path) -> Deploy:
         values = {"address": name, **defaults, **table}
         if "timeout" in values:
             values["timeout"] = float(values["timeout"])
+        if "exec_prefix" in values:
+            values["exec_prefix"] = _words(values["exec_prefix"])
         hosts[name] = Host(name=name, **values)
     return Deploy(path, hosts, _groups(raw.get("groups", {}), hosts, path))
 
@@ -167,7 +172,7 @@ def _check_values(table: Mapping[str, Any], path: Path, where: str) -> None:
                 f"{path}: {key!r} in {where} must be {names}, not {type(value).__name__}",
                 next_step=f"correct {key!r} in {path}",
             )
-        problem = _problem(key, value)
+        problem = _prefix_problem(value) if key == "exec_prefix" else _problem(key, value)
         if problem:
             raise ConfigError(
                 f"{path}: {key} = {value!r} in {where}: {problem}", next_step=f"correct {key!r} in {path}"
@@ -185,6 +190,23 @@ def _problem(key: str, value: Any) -> str:
         return "must be a positive number of seconds"
     if key == "host_key_fingerprint" and not value.startswith("SHA256:"):
         return "must look like SHA256:… (as `ssh-keygen -lf` prints it)"
+    return ""
+
+
+def _words(prefix: str | list[str]) -> tuple[str, ...]:
+    """The words of an `exec_prefix`, which may be written as a shell would split it or as a list."""
+    return tuple(shlex.split(prefix) if isinstance(prefix, str) else prefix)
+
+
+def _prefix_problem(value: str | list[Any]) -> str:
+    if isinstance(value, list) and not all(isinstance(word, str) and word for word in value):
+        return "must hold words only"
+    try:
+        words = _words(value)
+    except ValueError as e:
+        return f"cannot be split into words: {e}"
+    if any("\n" in word or "\0" in word for word in words):
+        return "a word must not hold a line feed or a NUL"
     return ""
 
 

@@ -36,6 +36,7 @@ _COMMON = (
     click.Option(
         ["--timeout"], type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Patience with a host."
     ),
+    click.Option(["--accept-new"], is_flag=True, help="Add an unknown host key to known_hosts instead of refusing it."),
     click.Option(
         ["--color"], type=click.Choice(["auto", "always", "never"]), default="auto", help="Colour the output."
     ),
@@ -58,6 +59,7 @@ class App:
     workspace: Workspace
     config: Path | None
     timeout: float | None
+    accept_new: bool = False
 
     def deploy(self) -> Deploy:
         """The configuration: `--config`, else the workspace's `deploy.toml`, else an empty one."""
@@ -87,7 +89,8 @@ def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable
             _log_to_stderr(screen.verbosity)
             named = {str(o.name): given.pop(str(o.name)) for o in targets}
             try:
-                app = App(screen, Workspace.find(given.pop("workdir")), given.pop("config"), given.pop("timeout"))
+                patience, accept_new = given.pop("timeout"), given.pop("accept_new")
+                app = App(screen, Workspace.find(given.pop("workdir")), given.pop("config"), patience, accept_new)
                 return function(app, find_target(app, release_allowed=_RELEASE in targets, **named), **given)
             except OverlayError as e:
                 screen.fail(e)
