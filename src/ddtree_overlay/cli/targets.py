@@ -21,7 +21,7 @@ def opened(app: App, target: Target) -> Iterator[Transport]:
     """A connection to the target; what it noticed on the way is said on stderr at the end."""
     from ddtree_overlay.hosts.transport import open_transport
 
-    with open_transport(target.place) as transport:
+    with open_transport(target.place, accept_new=app.accept_new) as transport:
         try:
             yield transport
         finally:

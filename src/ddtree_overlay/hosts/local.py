@@ -11,8 +11,7 @@ import subprocess
 import sys
 import time
 
-from ddtree_overlay.errors import OverlayError
-from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output
+from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output, cannot_start
 from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
 
 
@@ -27,7 +26,7 @@ class LocalTransport(AgentTransport):
     def _run(self, sentinel: str, request: bytes, timeout: float) -> Output:
         try:
             child = subprocess.Popen(
-                [self._python(), "-c", BOOTSTRAP, sentinel],
+                [*self.host.exec_prefix, self._python(), "-c", BOOTSTRAP, sentinel],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
@@ -36,11 +35,7 @@ class LocalTransport(AgentTransport):
                 start_new_session=True,
             )
         except OSError as e:
-            raise OverlayError(
-                f"the interpreter {self._python()} cannot be started on {self.name}",
-                why=e.strerror or str(e),
-                next_step="set `python` in deploy.toml to the interpreter that starts the server",
-            ) from e
+            raise cannot_start(self._command(), self.name, e.strerror or str(e)) from e
         try:
             return self._exchange(child, request, timeout)
         except BaseException:

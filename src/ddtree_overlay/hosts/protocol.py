@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ from ddtree_overlay.manifest import sha256
 BOOTSTRAP = (
     'import sys;sys.version_info<(3,9) and sys.exit("ddtree: Python "+sys.version.split()[0]+" is too old");'
     "exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
+)
+
+_SET_PYTHON = "set `python` in deploy.toml to the interpreter that starts the server"
+#: sudo's words for "I would have to ask": with -n, without a terminal, and with `requiretty`.
+_SUDO_REFUSED = re.compile(
+    rb"sudo: .*(?:password is required|terminal is required|must have a tty|no tty present|no askpass program)"
 )
 
 _KINDS: Mapping[str, type[errors.OverlayError]] = {
@@ -112,28 +119,38 @@ def refusal(error: Mapping[str, str], target: str) -> errors.OverlayError:
     return _KINDS.get(error["kind"], errors.OverlayError)(error["what"], why=error["why"], next_step=step)
 
 
-def missing_answer(output: Output, sentinel: str, python: str, name: str, target: str) -> errors.OverlayError:
+def missing_answer(output: Output, sentinel: str, command: str, name: str, target: str) -> errors.OverlayError:
     """Why there is no answer, from the exit status and what was printed."""
     said = _tail(output.stderr) or _tail(output.stdout)
-    step = "set `python` in deploy.toml to the interpreter that starts the server"
     if f"\n{sentinel}:".encode() in output.stdout:
         return errors.ConnectionFailedError(
             f"the answer from {name} was cut short",
             why=f"{len(output.stdout)} bytes arrived; an answer counts only when it is whole",
             next_step="run the same command again",
         )
+    if _SUDO_REFUSED.search(output.stderr):
+        return _sudo_refused(command, name, said)
     if output.code in (126, 127):
-        return errors.OverlayError(f"the interpreter {python} cannot be started on {name}", why=said, next_step=step)
+        return cannot_start(command, name, said)
     if output.code is None or output.code < 0:
         return errors.ConnectionFailedError(
             f"no answer from {name}: terminated by a signal or the connection was lost",
             why=said,
             next_step=f"ddtree-overlay status {target}",
         )
+    return _not_python(output, command, name, target, said)
+
+
+def _not_python(output: Output, command: str, name: str, target: str, said: str) -> errors.OverlayError:
     if b"ddtree: Python " in output.stderr:
         why = said.rpartition("ddtree: ")[2]
+        what = f"{command} on {name} is too old: Python 3.9 or newer is needed"
+        return errors.OverlayError(what, why=why, next_step=_SET_PYTHON)
+    if b"int() with base 10: b''" in output.stderr:
         return errors.OverlayError(
-            f"{python} on {name} is too old: Python 3.9 or newer is needed", why=why, next_step=step
+            f"{command} on {name} does not pass its standard input on",
+            why=said,
+            next_step="let `exec_prefix` in deploy.toml keep stdin open: `docker exec -i`, `kubectl exec -i`",
         )
     if b"EOFError" in output.stderr or b"SyntaxError" in output.stderr:
         why = f"the request was cut short on its way: {said}"
@@ -141,7 +158,22 @@ def missing_answer(output: Output, sentinel: str, python: str, name: str, target
             f"no answer from {name}", why=why, next_step=f"ddtree-overlay status {target}"
         )
     why = f"exit status {output.code}, no answer; it said: {said or 'nothing'}"
-    return errors.OverlayError(f"{python} on {name} does not behave like a Python interpreter", why=why, next_step=step)
+    what = f"{command} on {name} does not behave like a Python interpreter"
+    return errors.OverlayError(what, why=why, next_step=_SET_PYTHON)
+
+
+def cannot_start(command: str, name: str, why: str) -> errors.OverlayError:
+    """The error of an interpreter, or of the `exec_prefix` before it, that is not there or may not be run."""
+    return errors.OverlayError(f"the interpreter {command} cannot be started on {name}", why=why, next_step=_SET_PYTHON)
+
+
+def _sudo_refused(command: str, name: str, said: str) -> errors.OverlayError:
+    return errors.OverlayError(
+        f"sudo on {name} asks for a password or a terminal, and there is nobody to answer: {command}",
+        why=said,
+        next_step=f"on {name}: allow this command without a password (NOPASSWD, !requiretty) with visudo, "
+        "and write `sudo -n` in exec_prefix",
+    )
 
 
 def _tail(data: bytes) -> str:

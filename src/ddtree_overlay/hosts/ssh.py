@@ -6,6 +6,7 @@ from __future__ import annotations
 import shlex
 import threading
 import time
+from collections.abc import Sequence
 
 import paramiko
 
@@ -34,7 +35,7 @@ class SshTransport(AgentTransport):
             raise self._lost(e) from e
         try:
             channel.settimeout(timeout)
-            channel.exec_command(command_line(self.host.python, sentinel))
+            channel.exec_command(command_line(self.host.exec_prefix, self.host.python, sentinel))
             return _Exchange(channel, request).run(timeout)
         except TimeoutError as e:
             # The channel is closed, and so the connection with it: a stalled peer will not answer a second call.
@@ -59,10 +60,10 @@ class SshTransport(AgentTransport):
             self._hops.pop().close()
 
 
-def command_line(python: str, sentinel: str) -> str:
-    """What the login shell is asked to run. A leading `~/` is left to that shell to expand."""
+def command_line(prefix: Sequence[str], python: str, sentinel: str) -> str:
+    """What the login shell is asked to run. A leading `~/` of `python` is left to that shell to expand."""
     program = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
-    return f"exec {program} -c {shlex.quote(BOOTSTRAP)} {sentinel}"
+    return f"exec {shlex.join(prefix)} {program} -c {shlex.quote(BOOTSTRAP)} {sentinel}"
 
 
 class _Exchange:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Protocol
@@ -61,7 +62,7 @@ class AgentTransport:
         output = self._run(sentinel, request, self.host.timeout if timeout is None else timeout)
         answer = protocol.decode(output, sentinel)
         if answer is None:
-            raise protocol.missing_answer(output, sentinel, self._python(), self.name, self.target)
+            raise protocol.missing_answer(output, sentinel, self._command(), self.name, self.target)
         self._listen(protocol.noise(output, sentinel))
         return protocol.unwrap(*answer, self.target)
 
@@ -70,6 +71,10 @@ class AgentTransport:
 
     def _python(self) -> str:
         return self.host.python
+
+    def _command(self) -> str:
+        """What is run, for messages."""
+        return shlex.join([*self.host.exec_prefix, self._python()])
 
     def _listen(self, noise: str) -> None:
         if noise:
