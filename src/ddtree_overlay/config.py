@@ -198,7 +198,7 @@ def _words(prefix: str | list[str]) -> tuple[str, ...]:
     return tuple(shlex.split(prefix) if isinstance(prefix, str) else prefix)
 
 
-def _prefix_problem(value: str | list[Any]) -> str:
+def _prefix_problem(value: Any) -> str:
     if isinstance(value, list) and not all(isinstance(word, str) and word for word in value):
         return "must hold words only"
     try:

@@ -234,6 +234,15 @@ class SshServer:
         self.stop()
 
 
+def sessions_of(server: SshServer) -> list[int]:
+    """The processes of the server's open connections."""
+    found, todo = [], [server.process.pid]
+    while todo:
+        todo = [child for parent in todo for child in _children(parent)]
+        found += todo
+    return found
+
+
 def _children(parent: int) -> list[int]:
     """The processes that `parent` started, sessions of sshd among them."""
     found = []

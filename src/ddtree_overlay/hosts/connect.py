@@ -3,24 +3,21 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Iterator
-from dataclasses import replace
+import time
 from pathlib import Path
 
-import paramiko
-
 from ddtree_overlay.config import Host
-from ddtree_overlay.errors import AuthenticationError, ConfigError, ConnectionFailedError, HostKeyError
+from ddtree_overlay.errors import AuthenticationError, ConnectionFailedError, HostKeyError
 from ddtree_overlay.hosts import hostkeys
+from ddtree_overlay.hosts.credentials import credentials
 from ddtree_overlay.hosts.hostkeys import Verdict
-from ddtree_overlay.hosts.resolve import Endpoint, resolve
+from ddtree_overlay.hosts.lean import paramiko
+from ddtree_overlay.hosts.resolve import Endpoint, Hop, route
 
 
 #: More offers than this, and a server with default settings hangs up.
 MAX_OFFERS = 5
-MAX_HOPS = 8
 KEEPALIVE_SECONDS = 15
 
 
@@ -31,30 +28,30 @@ def connect(host: Host, *, accept_new: bool, warnings: list[str]) -> list[parami
         The connections in the order they were opened; the last one is to `host`. Close them from the end.
 
     Raises:
+        ConfigError: The ssh configuration cannot be used.
         ConnectionFailedError: The host cannot be reached, or does not speak SSH as we need it.
         HostKeyError: Its key is unknown, changed, revoked, or not the pinned one; nothing was offered to it.
         AuthenticationError: It refused every key.
     """
     opened: list[paramiko.Transport] = []
     try:
-        _connect(host, resolve(host, warnings), accept_new, warnings, opened)
+        for hop in route(host, warnings):
+            _join(hop, accept_new, warnings, opened)
     except BaseException:
-        for transport in reversed(opened):
-            transport.close()
+        abandon(opened)
         raise
     return opened
 
 
-def _connect(
-    host: Host, endpoint: Endpoint, accept_new: bool, warnings: list[str], opened: list[paramiko.Transport]
-) -> None:
-    if len(opened) > MAX_HOPS:
-        raise ConfigError(f"{host.name}: more than {MAX_HOPS} jump hosts", next_step="look for a loop of ProxyJump")
-    if endpoint.jump:
-        hop, rest = _hop(host, endpoint.jump)
-        before = resolve(hop, warnings)
-        _connect(hop, replace(before, jump=rest or before.jump), accept_new, warnings, opened)
-    sock = _through(host, endpoint, opened[-1]) if endpoint.jump else _dial(host, endpoint)
+def abandon(opened: list[paramiko.Transport]) -> None:
+    """Drop connections that may have stalled, from the outermost: the others would try to say goodbye through it."""
+    while opened:
+        opened.pop(0).close()
+
+
+def _join(hop: Hop, accept_new: bool, warnings: list[str], opened: list[paramiko.Transport]) -> None:
+    host, endpoint = hop.host, hop.endpoint
+    sock = _through(host, endpoint, opened[-1]) if opened else _dial(host, endpoint)
     try:
         transport = paramiko.Transport(sock)
     except (paramiko.SSHException, OSError) as e:
@@ -66,23 +63,6 @@ def _connect(
     _verify(host, endpoint, key, known, accept_new=accept_new)
     _authenticate(host, endpoint, transport)
     transport.set_keepalive(KEEPALIVE_SECONDS)
-
-
-def _hop(host: Host, jump: str) -> tuple[Host, str]:
-    """The jump host right before `host`, and the jump hosts before that one."""
-    rest, _, last = jump.rpartition(",")
-    user, _, place = last.removeprefix("ssh://").rpartition("@")
-    address, _, port = place.rpartition(":") if place.rpartition(":")[2].isdigit() else (place, "", "")
-    hop = replace(
-        host,
-        name=f"{host.name} (through {place})",
-        address=address.strip("[]"),
-        port=int(port) if port else None,
-        user=user or None,
-        identity_file=None,
-        host_key_fingerprint=None,
-    )
-    return hop, rest
 
 
 def _dial(host: Host, endpoint: Endpoint) -> socket.socket:
@@ -108,7 +88,7 @@ def _through(host: Host, endpoint: Endpoint, jump: paramiko.Transport) -> parami
     except (paramiko.SSHException, OSError, EOFError) as e:
         raise ConnectionFailedError(
             f"{host.name}: the jump host cannot reach {endpoint.address} port {endpoint.port}: {e}",
-            next_step=f"ssh {host.address} true; then check ProxyJump in the ssh configuration",
+            next_step=f"{_by_hand(endpoint)}; then check ProxyJump in the ssh configuration",
         ) from e
 
 
@@ -206,11 +186,12 @@ def _meet(endpoint: Endpoint, key: paramiko.PKey, seen: str, *, accept_new: bool
 def _authenticate(host: Host, endpoint: Endpoint, transport: paramiko.Transport) -> None:
     tried: list[str] = []
     notes: list[str] = []
-    for label, key in _credentials(endpoint, notes):
+    for label, key in credentials(endpoint, host.timeout, notes):
         if len(tried) == MAX_OFFERS:
-            notes.append(f"only the first {MAX_OFFERS} keys were offered")
+            notes.append(f"only the first {MAX_OFFERS} keys were offered; set IdentitiesOnly or identity_file")
             break
         tried.append(label)
+        start = time.monotonic()
         try:
             if not transport.auth_publickey(endpoint.user, key):
                 return
@@ -218,63 +199,15 @@ def _authenticate(host: Host, endpoint: Endpoint, transport: paramiko.Transport)
         except paramiko.BadAuthenticationType as e:
             notes.append(f"the host accepts only {', '.join(e.allowed_types)}")
             break
-        except paramiko.AuthenticationException as e:
-            if not transport.is_active():
+        except (paramiko.SSHException, OSError, EOFError) as e:
+            if time.monotonic() - start >= host.timeout:
+                raise _no_ssh(host, endpoint, TimeoutError(f"no answer to {label} in {host.timeout:.0f} s")) from e
+            if not isinstance(e, paramiko.AuthenticationException) or not transport.is_active():
                 notes.append(str(e) or "the host hung up")
                 break
-        except (paramiko.SSHException, OSError, EOFError) as e:
-            notes.append(str(e) or "the host hung up")
-            break
     offered = ", ".join(tried) or "no key (none was found)"
     raise AuthenticationError(
         f"{host.name} refused {endpoint.user}@{endpoint.address} port {endpoint.port}",
         why="; ".join([f"offered: {offered}", *notes]),
         next_step="set `user` and `identity_file` in deploy.toml, or ssh-add the key",
     )
-
-
-def _credentials(endpoint: Endpoint, notes: list[str]) -> Iterator[tuple[str, paramiko.PKey]]:
-    """Keys to offer: configured files (or the same keys in the ssh agent), then the other keys of the ssh agent."""
-    agent = _agent_keys(notes)
-    used: set[bytes] = set()
-    for path in endpoint.identities:
-        public = _public_blob(path)
-        held = agent.get(public) if public else None
-        if held:
-            used.add(held.asbytes())
-            yield f"{path} (ssh agent)", held
-            continue
-        key = _private_key(path, notes)
-        if key and key.asbytes() not in used:
-            used.add(key.asbytes())
-            yield str(path), key
-    if not endpoint.identities_only:
-        for blob, held in agent.items():
-            if blob not in used:
-                yield f"ssh agent {hostkeys.fingerprint(blob)}", held
-
-
-def _agent_keys(notes: list[str]) -> dict[bytes, paramiko.PKey]:
-    try:
-        return {k.asbytes(): k for k in paramiko.Agent().get_keys()}
-    except (paramiko.SSHException, OSError) as e:
-        notes.append(f"the ssh agent does not answer: {e}")
-        return {}
-
-
-def _public_blob(path: Path) -> bytes | None:
-    with contextlib.suppress(OSError):
-        keys, _ = hostkeys.parse("x " + path.with_name(path.name + ".pub").read_text("utf-8", "replace"), str(path))
-        return keys[0].blob if keys else None
-    return None
-
-
-def _private_key(path: Path, notes: list[str]) -> paramiko.PKey | None:
-    try:
-        return paramiko.PKey.from_path(path)
-    except FileNotFoundError:
-        return None
-    except Exception as e:  # the reader lets errors of several crypto libraries through
-        locked = isinstance(e, paramiko.PasswordRequiredException) or "password" in str(e)
-        notes.append(f"{path} has a passphrase: ssh-add it" if locked else f"{path} cannot be used: {e}")
-    return None

@@ -6,7 +6,7 @@ from __future__ import annotations
 import getpass
 import shutil
 import subprocess
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ddtree_overlay.config import Host
@@ -25,6 +25,60 @@ class Endpoint:
     known_hosts: tuple[Path, ...]
     key_name: str
     jump: str = ""
+    agent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One connection on the way to a host: whose it is, for messages and the timeout, and where it goes."""
+
+    host: Host
+    endpoint: Endpoint
+
+
+def route(host: Host, warnings: list[str]) -> list[Hop]:
+    """The connections to open one through the other, the nearest first; the last one is to `host` itself.
+
+    Each jump host is resolved like a host of its own, with its user, port, keys and jump host; in a list of jump hosts
+    the list counts, as for `ssh -J`. What deploy.toml says about keys and pins is about `host` only.
+
+    Raises:
+        ConfigError: The ssh configuration cannot be read, asks for a ProxyCommand, or jumps in a circle.
+    """
+    hops = [Hop(host, resolve(host, warnings))]
+    rest = hops[0].endpoint.jump
+    while rest:
+        rest, _, last = rest.rpartition(",")
+        before = _jump_host(host, last)
+        hop = Hop(before, resolve(before, warnings))
+        places = [(h.endpoint.address, h.endpoint.port) for h in (hop, *hops)]
+        hops.insert(0, hop)
+        if places[0] in places[1:]:
+            way = " -> ".join(f"{address} port {port}" for address, port in places)
+            raise ConfigError(
+                f"{host.name}: its jump hosts form a circle",
+                why=way,
+                next_step=f"correct ProxyJump in the ssh configuration: ssh -G {host.address} | grep -i proxyjump",
+            )
+        rest = rest or hop.endpoint.jump
+    return hops
+
+
+def _jump_host(host: Host, jump: str) -> Host:
+    """The jump host that `[ssh://][user@]address[:port]` names."""
+    user, _, place = jump.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
+    address, _, port = place.rpartition(":")
+    if not port.isdigit() or (":" in address and not address.endswith("]")):
+        address, port = place, ""  # no port, or an IPv6 address without brackets
+    return replace(
+        host,
+        name=f"{host.name} (through {place})",
+        address=address.strip("[]"),
+        port=int(port) if port else None,
+        user=user or None,
+        identity_file=None,
+        host_key_fingerprint=None,
+    )
 
 
 def resolve(host: Host, warnings: list[str]) -> Endpoint:
@@ -55,6 +109,7 @@ def resolve(host: Host, warnings: list[str]) -> Endpoint:
         known_hosts=tuple(Path(k).expanduser() for k in known if k not in ("none", "/dev/null")),
         key_name="" if alias == "none" else alias,
         jump="" if jump == "none" else jump,
+        agent=options.get("identityagent", [""])[0],
     )
 
 
@@ -90,7 +145,7 @@ def _ask_ssh(host: Host) -> dict[str, list[str]]:
 
 def _ask_paramiko(host: Host, warnings: list[str]) -> dict[str, list[str]]:
     """Without an ssh binary: paramiko's own reader, which knows no Include."""
-    import paramiko
+    from ddtree_overlay.hosts.lean import paramiko
 
     path = Path(host.ssh_config or "~/.ssh/config").expanduser()
     options: dict[str, list[str]] = {

@@ -8,11 +8,10 @@ import threading
 import time
 from collections.abc import Sequence
 
-import paramiko
-
 from ddtree_overlay.config import Host
 from ddtree_overlay.errors import ConnectionFailedError
-from ddtree_overlay.hosts.connect import connect
+from ddtree_overlay.hosts.connect import abandon, connect
+from ddtree_overlay.hosts.lean import paramiko
 from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output
 from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
 
@@ -27,25 +26,30 @@ class SshTransport(AgentTransport):
 
     def _run(self, sentinel: str, request: bytes, timeout: float) -> Output:
         if not self._hops or not self._hops[-1].is_active():
-            self.close()
+            abandon(self._hops)
             self._hops = connect(self.host, accept_new=self._accept_new, warnings=self.warnings)
+        start = time.monotonic()
         try:
             channel = self._hops[-1].open_session(timeout=timeout)
-        except (paramiko.SSHException, OSError, EOFError) as e:
-            raise self._lost(e) from e
-        try:
             channel.settimeout(timeout)
-            channel.exec_command(command_line(self.host.exec_prefix, self.host.python, sentinel))
-            return _Exchange(channel, request).run(timeout)
+            _ask(channel, command_line(self.host.exec_prefix, self.host.python, sentinel), timeout)
+            # From here on `_Exchange` watches the clock: progress in one direction is enough.
+            channel.settimeout(None)
+            output = _Exchange(channel, request).run(timeout)
+            channel.close()
+            return output
         except TimeoutError as e:
-            # The channel is closed, and so the connection with it: a stalled peer will not answer a second call.
-            self.close()
+            # A stalled peer will not answer a second call either.
+            abandon(self._hops)
             raise self._no_progress(timeout) from e
         except (paramiko.SSHException, OSError, EOFError) as e:
-            self.close()
+            abandon(self._hops)
+            if time.monotonic() - start >= timeout:
+                raise self._no_progress(timeout) from e
             raise self._lost(e) from e
-        finally:
-            channel.close()
+        except BaseException:
+            abandon(self._hops)
+            raise
 
     def _lost(self, e: Exception) -> ConnectionFailedError:
         return ConnectionFailedError(
@@ -64,6 +68,29 @@ def command_line(prefix: Sequence[str], python: str, sentinel: str) -> str:
     """What the login shell is asked to run. A leading `~/` of `python` is left to that shell to expand."""
     program = f'"$HOME"/{shlex.quote(python[2:])}' if python.startswith("~/") else shlex.quote(python)
     return f"exec {shlex.join(prefix)} {program} -c {shlex.quote(BOOTSTRAP)} {sentinel}"
+
+
+def _ask(channel: paramiko.Channel, command: str, timeout: float) -> None:
+    """Have `command` started; paramiko would wait for the answer without end.
+
+    Raises:
+        TimeoutError: The other side has not answered after `timeout` seconds.
+    """
+    failed: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            channel.exec_command(command)
+        except Exception as e:
+            failed.append(e)
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(timeout)
+    if thread.is_alive():
+        raise TimeoutError
+    if failed:
+        raise failed[0]
 
 
 class _Exchange:
