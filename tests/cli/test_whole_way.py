@@ -161,6 +161,8 @@ def test_unknown_host_key_ends_with_8(run, sshd, workspace, host_python, tmp_pat
     assert done.code == 8, done.err
     assert "SHA256:" in done.err
     assert (tmp_path / "empty").read_text() == ""
+    assert run("status", "--host", "ct200", "--accept-new").code == 0
+    assert (tmp_path / "empty").read_text() == sshd.known_hosts.read_text()
 
 
 @pytest.mark.parametrize("python", ["/nonexistent/python", "/bin/cat"])

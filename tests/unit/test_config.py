@@ -79,6 +79,10 @@ def test_unknown_key_is_refused_with_a_suggestion(text, message):
         ('[hosts.a]\ntransport = "sssh"\n', "did you mean 'ssh'?"),
         ('[hosts.a]\nuser = " "\n', "must not be empty"),
         ('[hosts.a]\nhost_key_fingerprint = "MD5:1"\n', "must look like SHA256:"),
+        ('[hosts.a]\nexec_prefix = "docker \\"exec"\n', "cannot be split into words: No closing quotation"),
+        ("[hosts.a]\nexec_prefix = ['sudo', 1]\n", "must hold words only"),
+        ("[hosts.a]\nexec_prefix = ['sudo', '']\n", "must hold words only"),
+        ("[hosts.a]\nexec_prefix = 3\n", "must be str or list, not int"),
         ("hosts = 1\n", "[hosts] must be a table"),
         ('[hosts."../x"]\n', "a host name may hold letters"),
         ('[hosts.a]\n[groups]\ng = ["b"]\n', "names the unknown host 'b'"),
@@ -107,3 +111,21 @@ def test_missing_file_is_refused_with_next_step(tmp_path):
 def test_example_configuration_loads_and_holds_ct200():
     """The deploy.toml of the project is valid."""
     assert load_config(PROJECT / "deploy.toml").host("ct200").transport == "ssh"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('"docker exec -i web"', ("docker", "exec", "-i", "web")),
+        ("""'env "A=b c" $X *'""", ("env", "A=b c", "$X", "*")),
+        ('["sh", "-c", "exec \\"$@\\"", "x y"]', ("sh", "-c", 'exec "$@"', "x y")),
+        ('""', ()),
+        ("[]", ()),
+    ],
+)
+def test_exec_prefix_is_words(text, words):
+    """A line is split as a shell would without expanding it, a list is taken as it is; an empty one means none."""
+    deploy = parse_config(
+        f'[defaults]\nexec_prefix = "sudo -n"\n[hosts.a]\nexec_prefix = {text}\n', Path("deploy.toml")
+    )
+    assert deploy.host("a").exec_prefix == words

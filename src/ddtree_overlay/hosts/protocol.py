@@ -23,7 +23,7 @@ BOOTSTRAP = (
     "exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 )
 
-_SET_PYTHON = "set `python` in deploy.toml to the interpreter that starts the server"
+_SET_PYTHON = "set `python` in deploy.toml to the interpreter that starts the server (and `exec_prefix`, if you use it)"
 #: sudo's words for "I would have to ask": with -n, without a terminal, and with `requiretty`.
 _SUDO_REFUSED = re.compile(
     rb"sudo: .*(?:password is required|terminal is required|must have a tty|no tty present|no askpass program)"
