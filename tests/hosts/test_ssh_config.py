@@ -189,7 +189,8 @@ def test_each_hop_proves_its_key_before_it_gets_a_credential(chain, tiny, tmp_pa
     assert "Connection from" in new
     assert "publickey" not in new
     for server, log in list(zip(servers, before, strict=True))[stranger + 1 :]:
-        assert server.log() == log
+        # The end of an earlier connection may be logged late; a new one may not be there.
+        assert "Connection from" not in server.log()[len(log) :]
     lines = known.read_text()
     assert status_of(host, accept_new=True).state == "pristine"
     assert known.read_text() == lines + servers[stranger].known_hosts.read_text()
