@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
 
 
+#: Names of options whose value nobody else may read; `--tokenizer-path` is none of them.
+_SECRET = re.compile(rb"key|token(?!iz)|password|secret", re.IGNORECASE)
+_HIDDEN = b"***"
+
+
 def running() -> list[dict[str, Any]]:
     """Processes of this interpreter whose command line names sglang: pid, command and start time (seconds since 1970).
 
     Processes of other users whose executable may not be read are left out, as are those in other pid namespaces.
+    Secrets on a command line (`--api-key`) are blotted out here, so that they do not leave the host.
     """
     boot = _boot_time()
     asking = _ancestors()
@@ -31,9 +38,22 @@ def running() -> list[dict[str, Any]]:
         except OSError:
             continue
         started = boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        command = b" ".join(words).decode("utf-8", "replace").strip()
+        command = b" ".join(without_secrets(words)).decode("utf-8", "replace").strip()
         found.append({"pid": int(name), "command": command[:200], "started": started})
     return sorted(found, key=lambda p: int(p["pid"]))
+
+
+def without_secrets(words: list[bytes]) -> list[bytes]:
+    """`words` of a command line with the values of secret options replaced, for `--key value` and `--key=value`."""
+    shown, hide_next = [], False
+    for word in words:
+        name, equals, _ = word.partition(b"=")
+        if hide_next and not word.startswith(b"-"):
+            shown.append(_HIDDEN)
+        else:
+            shown.append(name + equals + _HIDDEN if equals and _SECRET.search(name) else word)
+        hide_next = word.startswith(b"-") and not equals and bool(_SECRET.search(word))
+    return shown
 
 
 def _ancestors() -> set[int]:
