@@ -15,6 +15,10 @@ from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output, cannot_start
 from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
 
 
+class _StalledError(Exception):
+    """Nothing moved for too long."""
+
+
 class LocalTransport(AgentTransport):
     """Runs the interpreter here, as the same user."""
 
@@ -23,7 +27,7 @@ class LocalTransport(AgentTransport):
         default = self.host.root and self.host.python == "python3"
         return sys.executable if default else os.path.expanduser(self.host.python)
 
-    def _run(self, sentinel: str, request: bytes, timeout: float) -> Output:
+    def _run(self, sentinel: str, request: bytes, timeout: float, *, changes: bool) -> Output:
         try:
             child = subprocess.Popen(
                 [*self.host.exec_prefix, self._python(), "-c", BOOTSTRAP, sentinel],
@@ -38,13 +42,14 @@ class LocalTransport(AgentTransport):
             raise cannot_start(self._command(), self.name, e.strerror or str(e)) from e
         try:
             return self._exchange(child, request, timeout)
-        except BaseException:
-            # Killed, it is put back at the next contact; the journal was written for this.
-            with contextlib.suppress(ProcessLookupError):
-                if child.poll() is None and not isinstance(sys.exc_info()[1], KeyboardInterrupt):
-                    os.killpg(child.pid, signal.SIGKILL)
-            raise
+        except _StalledError as e:
+            raise self._no_progress(timeout, changes=changes) from e
         finally:
+            # An agent that swaps files is left to finish; nobody waits for what another one would find.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if child.poll() is None and not changes:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait()
             for stream in (child.stdin, child.stdout, child.stderr):
                 if stream:
                     with contextlib.suppress(OSError):
@@ -65,7 +70,7 @@ class LocalTransport(AgentTransport):
             while selector.get_map():
                 ready = selector.select(min(timeout, end - time.monotonic()))
                 if not ready:
-                    raise self._no_progress(timeout)
+                    raise _StalledError
                 for key, _ in ready:
                     if key.fileobj is child.stdin:
                         sent = self._feed(child, selector, request, sent)

@@ -23,6 +23,9 @@ BOOTSTRAP = (
     "exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 )
 
+#: Operations that change the host; once started they finish there, or put everything back, whatever becomes of us.
+MUTATING = frozenset({"push", "rollback"})
+
 _SET_PYTHON = "set `python` in deploy.toml to the interpreter that starts the server (and `exec_prefix`, if you use it)"
 #: sudo's words for "I would have to ask": with -n, without a terminal, and with `requiretty`.
 _SUDO_REFUSED = re.compile(
@@ -67,10 +70,14 @@ def pack(files: Mapping[str, bytes]) -> tuple[list[dict[str, Any]], bytes]:
     return [{"path": p, "size": len(d)} for p, d in files.items()], b"".join(files.values())
 
 
-def encode(op: str, args: Mapping[str, Any], payload: bytes) -> bytes:
-    """Everything that goes to the interpreter's stdin: loader, modules, request, payload."""
+def encode(op: str, args: Mapping[str, Any], payload: bytes, timeout: float = 60.0) -> bytes:
+    """Everything that goes to the interpreter's stdin: loader, modules, request, payload.
+
+    `timeout` is how long this side waits for a sign of life: the agent has to show several within it.
+    """
     loader, modules = _agent_source()
-    request = json.dumps({"op": op, "args": dict(args), "payload_sha256": sha256(payload)}).encode()
+    call = {"op": op, "args": dict(args), "payload_sha256": sha256(payload), "timeout": timeout}
+    request = json.dumps(call).encode()
     return b"".join(b"%d\n%s" % (len(part), part) for part in (loader, modules, request, payload))
 
 

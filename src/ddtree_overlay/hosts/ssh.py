@@ -24,7 +24,7 @@ class SshTransport(AgentTransport):
         self._accept_new = accept_new
         self._hops: list[paramiko.Transport] = []
 
-    def _run(self, sentinel: str, request: bytes, timeout: float) -> Output:
+    def _run(self, sentinel: str, request: bytes, timeout: float, *, changes: bool) -> Output:
         if not self._hops or not self._hops[-1].is_active():
             abandon(self._hops)
             self._hops = connect(self.host, accept_new=self._accept_new, warnings=self.warnings)
@@ -41,11 +41,11 @@ class SshTransport(AgentTransport):
         except TimeoutError as e:
             # A stalled peer will not answer a second call either.
             abandon(self._hops)
-            raise self._no_progress(timeout) from e
+            raise self._no_progress(timeout, changes=changes) from e
         except (paramiko.SSHException, OSError, EOFError) as e:
             abandon(self._hops)
             if time.monotonic() - start >= timeout:
-                raise self._no_progress(timeout) from e
+                raise self._no_progress(timeout, changes=changes) from e
             raise self._lost(e) from e
         except BaseException:
             abandon(self._hops)

@@ -58,15 +58,17 @@ class AgentTransport:
         """
         sentinel = protocol.new_sentinel()
         full = {**args, "root": self.host.root} if self.host.root else args
-        request = protocol.encode(op, full, payload)
-        output = self._run(sentinel, request, self.host.timeout if timeout is None else timeout)
+        patience = self.host.timeout if timeout is None else timeout
+        request = protocol.encode(op, full, payload, patience)
+        output = self._run(sentinel, request, patience, changes=op in protocol.MUTATING)
         answer = protocol.decode(output, sentinel)
         if answer is None:
             raise protocol.missing_answer(output, sentinel, self._command(), self.name, self.target)
         self._listen(protocol.noise(output, sentinel))
         return protocol.unwrap(*answer, self.target)
 
-    def _run(self, sentinel: str, request: bytes, timeout: float) -> Output:
+    def _run(self, sentinel: str, request: bytes, timeout: float, *, changes: bool) -> Output:
+        """Run the interpreter once; `changes` says that it must not be stopped half-way."""
         raise NotImplementedError
 
     def _python(self) -> str:
@@ -83,10 +85,11 @@ class AgentTransport:
             if warning not in self.warnings:
                 self.warnings.append(warning)
 
-    def _no_progress(self, timeout: float) -> ConnectionFailedError:
+    def _no_progress(self, timeout: float, *, changes: bool) -> ConnectionFailedError:
+        fate = "; the change may still finish there; one that was interrupted is put back at the next contact"
         return ConnectionFailedError(
             f"{self.name}: no sign of life for {timeout:.0f} s",
-            why="the network, the host or the agent has stalled; an interrupted change is put back at the next contact",
+            why="the network, the host or the agent has stalled" + (fate if changes else ""),
             next_step=f"ddtree-overlay status {self.target}, or raise `timeout` in deploy.toml",
         )
 
