@@ -49,8 +49,12 @@ def serve(call: dict[str, Any], payload: bytes, sentinel: str) -> None:
     if call["op"] in MUTATING:
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
+    else:
+        # Whoever started us may have had it ignored; `_beat` needs it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     done = threading.Event()
-    beat = threading.Thread(target=_beat, args=(out, done, min(HEARTBEAT_SECONDS, call["timeout"] / 3)), daemon=True)
+    seconds = min(HEARTBEAT_SECONDS, call["timeout"] / 3)
+    beat = threading.Thread(target=_beat, args=(out, done, seconds, call["op"] in MUTATING), daemon=True)
     beat.start()
     answer, data = _answer(call, payload)
     done.set()
@@ -87,11 +91,28 @@ def _system_error(e: OSError, operation: str) -> Refusal:
     return Refusal("failed", f"{operation} failed on the host: {where}{e.strerror or e}", next_step=step)
 
 
-def _beat(out: int, done: threading.Event, seconds: float) -> None:
-    """Show the other side that a long operation is alive: line feeds before the frame mean nothing."""
+def _beat(out: int, done: threading.Event, seconds: float, mutating: bool) -> None:
+    """Show the other side that a long operation is alive: line feeds before the frame mean nothing.
+
+    An operation that only reads ends when nobody is there any more to read its answer.
+    """
     while not done.wait(seconds):
-        with contextlib.suppress(OSError):
+        try:
             _write(out, b"\n")
+        except OSError:
+            if not mutating:
+                _end(done)
+            return
+
+
+def _end(done: threading.Event) -> None:
+    """Interrupt the operation, so that it removes what it has made; end the process if that does not help."""
+    main = threading.main_thread().ident
+    assert main is not None
+    signal.pthread_kill(main, signal.SIGINT)
+    # A probe first waits for its own processes, which have a time limit.
+    if not done.wait(600):
+        os._exit(1)
 
 
 def _write(fd: int, data: bytes) -> None:

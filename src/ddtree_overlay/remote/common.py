@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import stat
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -38,10 +39,28 @@ def digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def read_file(path: Path) -> bytes:
+    """The contents of a regular file; refuses a pipe, a device or a folder in its place by name, without waiting."""
+    # Opening a pipe would wait for a writer that may never come.
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise Refusal(
+                "failed",
+                f"{path} is not a regular file",
+                why="a pipe, a device or a folder stands where a module belongs",
+                next_step=f"on the host: ls -ld {shlex.quote(str(path))}, and put the module back",
+            )
+        with os.fdopen(fd, "rb", closefd=False) as stream:
+            return stream.read()
+    finally:
+        os.close(fd)
+
+
 def digest_of_file(path: Path) -> str | None:
     """Hex sha256 of a file, or None when there is none."""
     try:
-        return digest(path.read_bytes())
+        return digest(read_file(path))
     except (FileNotFoundError, NotADirectoryError):
         return None
 

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from .common import Refusal, digest, digest_of_file, entry, inside
+from .common import Refusal, digest, digest_of_file, entry, inside, read_file
 from .facts import python_facts, versions
 from .locate import Site, locate
 
@@ -35,7 +35,7 @@ def snapshot(args: dict[str, Any], _: bytes) -> Answer:
             raise _changed(path)
         entries.append(found)
         if known.get(path) != found["sha256"]:
-            data = inside(site.root, path).read_bytes()
+            data = read_file(inside(site.root, path))
             if digest(data) != found["sha256"]:
                 raise _changed(path)
             sent.append({"path": path, "size": len(data)})
@@ -78,7 +78,7 @@ def _mentions(root: Path, pattern: bytes) -> list[str]:
     for folder, names, files in os.walk(root / "srt"):
         names[:] = sorted(n for n in names if n != "__pycache__")
         modules = [Path(folder) / name for name in files if name.endswith(".py")]
-        found += [m.relative_to(root).as_posix() for m in modules if regex.search(m.read_bytes())]
+        found += [m.relative_to(root).as_posix() for m in modules if regex.search(read_file(m))]
     return sorted(found)
 
 
@@ -103,7 +103,7 @@ def fetch(args: dict[str, Any], _: bytes) -> Answer:
     sizes, pieces = [], []
     for path in args["paths"]:
         try:
-            data = inside(site.root, path).read_bytes()
+            data = read_file(inside(site.root, path))
         except FileNotFoundError:
             sizes.append({"path": path, "size": None, "sha256": None})
             continue
