@@ -209,6 +209,18 @@ def test_noisy_start_up_files_do_not_matter(tmp_path, tiny, sshd):
         assert any("Welcome to ct200" in w for w in transport.warnings)
 
 
+def test_modules_in_the_home_folder_are_not_imported(sshd, tiny):
+    """`-c` puts the current folder first on the path, and that is the login's home: its json.py is not ours."""
+    shadows = [sshd.home / f"{name}.py" for name in ("json", "re", "enum", "types", "hashlib", "importlib")]
+    try:
+        for shadow in shadows:
+            shadow.write_text("raise SystemExit('shadowed')\n")
+        assert status_of(sshd.host(python=str(tiny.python))).state == "pristine"
+    finally:
+        for shadow in shadows:
+            shadow.unlink()
+
+
 def test_a_lot_of_output_on_both_streams_does_not_deadlock(sshd, tiny, tmp_path):
     """5 MB on each stream before the agent starts are drained (paramiko#1778, #448)."""
     loud = tmp_path / "python"

@@ -16,10 +16,12 @@ from ddtree_overlay import errors
 from ddtree_overlay.manifest import sha256
 
 
-#: Runs the first part of stdin, under any Python: an old one must be able to say so. One line without single quotes,
-#: `$` and `!`, so that every login shell passes it on unchanged.
+#: Runs the first part of stdin, under any Python: an old one must be able to say so. `-c` puts the current folder, at
+#: first the login's home, on the path: it goes before anything is imported that a file there could stand for. One line
+#: without single quotes, `$` and `!`, so that every login shell passes it on unchanged.
 BOOTSTRAP = (
-    'import sys;sys.version_info<(3,9) and sys.exit("ddtree: Python "+sys.version.split()[0]+" is too old");'
+    'import sys;sys.path[:1]==[""] and sys.path.pop(0);'
+    'sys.version_info<(3,9) and sys.exit("ddtree: Python "+sys.version.split()[0]+" is too old");'
     "exec(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))"
 )
 
