@@ -221,6 +221,18 @@ def test_modules_in_the_home_folder_are_not_imported(sshd, tiny):
             shadow.unlink()
 
 
+@pytest.mark.parametrize("way", ["ssh", "local"])
+def test_a_process_that_keeps_the_streams_open_is_not_waited_for(sshd, tiny, tmp_path, way):
+    """`sleep 25 &` in a start-up file inherits stdout; the answer counts as soon as it is whole."""
+    leaving = tmp_path / "python"
+    leaving.write_text(f'#!/bin/sh\nsleep 25 &\nexec {tiny.python} "$@"\n')
+    leaving.chmod(0o755)
+    over = {"python": str(leaving), "timeout": 6.0}
+    start = time.monotonic()
+    assert status_of(sshd.host(**over) if way == "ssh" else tiny.host(**over)).state == "pristine"
+    assert time.monotonic() - start < 6
+
+
 def test_a_lot_of_output_on_both_streams_does_not_deadlock(sshd, tiny, tmp_path):
     """5 MB on each stream before the agent starts are drained (paramiko#1778, #448)."""
     loud = tmp_path / "python"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output, cannot_start
+from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output, cannot_start, complete
 from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
 
 
@@ -41,7 +41,7 @@ class LocalTransport(AgentTransport):
         except OSError as e:
             raise cannot_start(self._command(), self.name, e.strerror or str(e)) from e
         try:
-            return self._exchange(child, request, timeout)
+            return self._exchange(child, sentinel, request, timeout)
         except _StalledError as e:
             raise self._no_progress(timeout, changes=changes) from e
         finally:
@@ -55,8 +55,11 @@ class LocalTransport(AgentTransport):
                     with contextlib.suppress(OSError):
                         stream.close()
 
-    def _exchange(self, child: subprocess.Popen[bytes], request: bytes, timeout: float) -> Output:
-        """Send and receive at the same time, so that neither side waits for the other with a full pipe."""
+    def _exchange(self, child: subprocess.Popen[bytes], sentinel: str, request: bytes, timeout: float) -> Output:
+        """Send and receive at the same time, so that neither side waits for the other with a full pipe.
+
+        Ends with the answer: a process that was started on the side may keep the streams open for longer.
+        """
         assert child.stdin
         assert child.stdout
         assert child.stderr
@@ -67,7 +70,7 @@ class LocalTransport(AgentTransport):
             selector.register(child.stdin, selectors.EVENT_WRITE)
             selector.register(child.stdout, selectors.EVENT_READ, out)
             selector.register(child.stderr, selectors.EVENT_READ, error)
-            while selector.get_map():
+            while selector.get_map() and not complete(out, sentinel):
                 ready = selector.select(min(timeout, end - time.monotonic()))
                 if not ready:
                     raise _StalledError
@@ -79,7 +82,9 @@ class LocalTransport(AgentTransport):
                     key.data.extend(data)
                     if not data:
                         selector.unregister(key.fileobj)
-        return Output(bytes(out), bytes(error), child.wait(timeout=timeout))
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(timeout=timeout)
+        return Output(bytes(out), bytes(error), child.poll())
 
     def _feed(self, child: subprocess.Popen[bytes], selector: selectors.BaseSelector, request: bytes, sent: int) -> int:
         assert child.stdin

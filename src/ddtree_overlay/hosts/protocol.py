@@ -106,6 +106,16 @@ def decode(output: Output, sentinel: str) -> tuple[dict[str, Any], bytes] | None
     return json.loads(data[:body]), data[body : body + payload]
 
 
+def complete(stdout: bytearray, sentinel: str) -> bool:
+    """Whether the whole answer is there: whatever still holds the stream open has nothing to add."""
+    at = stdout.find(f"\n{sentinel}:".encode())
+    feed = stdout.find(b"\n", at + 1) if at >= 0 else -1
+    if feed < 0:
+        return False
+    body, payload = (int(n) for n in stdout[at + 1 : feed].split(b":")[1:])
+    return len(stdout) - feed - 1 >= body + payload
+
+
 def noise(output: Output, sentinel: str) -> str:
     """What was printed before the frame, heartbeats taken off."""
     return output.stdout.partition(f"\n{sentinel}:".encode())[0].strip().decode("utf-8", "replace")

@@ -12,7 +12,7 @@ from ddtree_overlay.config import Host
 from ddtree_overlay.errors import ConnectionFailedError
 from ddtree_overlay.hosts.connect import abandon, connect
 from ddtree_overlay.hosts.lean import paramiko
-from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output
+from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output, complete
 from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
 
 
@@ -35,7 +35,7 @@ class SshTransport(AgentTransport):
             _ask(channel, command_line(self.host.exec_prefix, self.host.python, sentinel), timeout)
             # From here on `_Exchange` watches the clock: progress in one direction is enough.
             channel.settimeout(None)
-            output = _Exchange(channel, request).run(timeout)
+            output = _Exchange(channel, sentinel, request).run(timeout)
             channel.close()
             return output
         except TimeoutError as e:
@@ -96,14 +96,15 @@ def _ask(channel: paramiko.Channel, command: str, timeout: float) -> None:
 class _Exchange:
     """Sends the request and drains both streams at once; neither can block the other."""
 
-    def __init__(self, channel: paramiko.Channel, request: bytes) -> None:
+    def __init__(self, channel: paramiko.Channel, sentinel: str, request: bytes) -> None:
         self._channel = channel
+        self._sentinel = sentinel
         self._request = request
         self._streams: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
         self._last_sign = time.monotonic()
 
     def run(self, timeout: float) -> Output:
-        """Run until both streams have ended.
+        """Run until the answer is complete or both streams have ended.
 
         Raises:
             TimeoutError: Nothing moved in either direction for `timeout` seconds.
@@ -117,11 +118,12 @@ class _Exchange:
             thread.start()
         end = time.monotonic() + TOTAL_SECONDS
         for thread in threads[1:]:
-            while thread.is_alive():
+            while thread.is_alive() and not complete(self._streams["out"], self._sentinel):
                 thread.join(0.05)
                 if time.monotonic() > min(self._last_sign + timeout, end):
                     raise TimeoutError
-        return Output(bytes(self._streams["out"]), bytes(self._streams["err"]), self._exit_status(timeout))
+        code = None if complete(self._streams["out"], self._sentinel) else self._exit_status(timeout)
+        return Output(bytes(self._streams["out"]), bytes(self._streams["err"]), code)
 
     def _send(self) -> None:
         at = 0
