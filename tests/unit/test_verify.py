@@ -55,7 +55,7 @@ def edited(patched: Patched, path: str, old: str, new: str) -> Patched:
 
 
 HOOK = """\
-        if self.speculative_algorithm == "DDTREE":
+        if str(self.speculative_algorithm).upper() == "DDTREE":
             from sglang.srt.speculative.ddtree.args import choose_attention_backend
 
             choose_attention_backend(self)
