@@ -16,9 +16,13 @@ from ddtree_overlay.errors import ConfigError
 
 
 CONFIG_NAME = "deploy.toml"
+#: Seconds; a day without any progress is no patience any more, and sockets cannot count much further.
+MAX_TIMEOUT = 86400
 TRANSPORTS = ("ssh", "local")
 _TABLES = ("defaults", "hosts", "groups")
 #: Host names become folder names and lock names, so they are kept plain.
+#: Parts between single dots, each at most as long as the name service allows; or an IPv6 address.
+_ADDRESS = re.compile(r"[^\s.]{1,63}(\.[^\s.]{1,63})*\.?\Z|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\S+)?\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
@@ -57,6 +61,14 @@ _HOST_KEYS: Mapping[str, tuple[type, ...]] = {
     "ssh_config": (str,),
     "timeout": (int, float),
     "exec_prefix": (str, list),
+}
+
+
+_RULES = {
+    "port": "must be between 1 and 65535",
+    "timeout": f"must be a positive number of seconds, at most {MAX_TIMEOUT}",
+    "host_key_fingerprint": "must look like SHA256:… (as `ssh-keygen -lf` prints it)",
+    "address": "must be a host name or an address",
 }
 
 
@@ -133,6 +145,8 @@ def _parse_toml(text: str, path: Path) -> dict[str, Any]:
         import tomli as tomllib
     try:
         parsed: dict[str, Any] = tomllib.loads(text)
+    except RecursionError as e:
+        raise ConfigError(f"{path}: nested too deeply", next_step=f"correct {path} and run the command again") from e
     except tomllib.TOMLDecodeError as e:
         # Before 3.14 the position is only in the message: "… (at line 3, column 7)".
         at = re.search(r"\(at (?:line (\d+)|end of document)", str(e))
@@ -182,15 +196,20 @@ def _check_values(table: Mapping[str, Any], path: Path, where: str) -> None:
 def _problem(key: str, value: Any) -> str:
     if isinstance(value, str) and not value.strip():
         return "must not be empty"
-    if key == "transport" and value not in TRANSPORTS:
+    if isinstance(value, str) and not value.isprintable():
+        return "must not hold control characters"
+    wrong = {
+        "transport": lambda: value not in TRANSPORTS,
+        "port": lambda: not 0 < value < 65536,
+        "timeout": lambda: not 0 < value <= MAX_TIMEOUT,
+        "host_key_fingerprint": lambda: not value.startswith("SHA256:"),
+        "address": lambda: not _ADDRESS.match(value),
+    }
+    if key not in wrong or not wrong[key]():
+        return ""
+    if key == "transport":
         return f"must be one of {', '.join(TRANSPORTS)}{_suggestion(value, TRANSPORTS)}"
-    if key == "port" and not 0 < value < 65536:
-        return "must be between 1 and 65535"
-    if key == "timeout" and not value > 0:
-        return "must be a positive number of seconds"
-    if key == "host_key_fingerprint" and not value.startswith("SHA256:"):
-        return "must look like SHA256:… (as `ssh-keygen -lf` prints it)"
-    return ""
+    return _RULES[key]
 
 
 def _words(prefix: str | list[str]) -> tuple[str, ...]:

@@ -77,9 +77,26 @@ class Manifest:
         raw = json.loads(data)
         if not isinstance(raw, dict) or raw.pop("schema", None) != SCHEMA:
             raise ValueError(f"not a manifest of schema {SCHEMA}")
-        raw["files"] = tuple(FileEntry(**f) for f in raw["files"])
-        raw["mentions"] = tuple(raw["mentions"])
-        return cls(**raw)
+        try:
+            raw["files"] = tuple(FileEntry(**f) for f in raw["files"])
+            raw["mentions"] = tuple(raw["mentions"])
+            manifest = cls(**raw)
+        except (KeyError, TypeError) as e:
+            raise ValueError(f"a part is missing or of the wrong kind: {e}") from e
+        manifest._check()
+        return manifest
+
+    def _check(self) -> None:
+        texts: list[object] = [self.name, self.root, self.install, *self.mentions]
+        numbers: list[object] = []
+        for entry in self.files:
+            texts += [entry.path, entry.sha256]
+            numbers += [entry.size, entry.mode, entry.uid, entry.gid, entry.nlink]
+        if not isinstance(self.versions, dict) or not isinstance(self.facts, dict):
+            raise ValueError("`versions` and `facts` must be objects")
+        texts += [version for version in self.versions.values() if version is not None]
+        if not all(isinstance(text, str) for text in texts) or not all(type(n) is int for n in numbers):
+            raise ValueError("a text or a number is of the wrong kind")
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -88,7 +88,7 @@ class Screen:
         """Print the JSON object of a command, with its schema number; silent without `--json`."""
         if self.json and not self._emitted:
             self._emitted = True
-            text = json.dumps({"schema": SCHEMA, **value}, indent=2, ensure_ascii=False, default=list)
+            text = json.dumps({"schema": SCHEMA, **value}, indent=2, ensure_ascii=_narrow(sys.stdout), default=list)
             _write_text(sys.stdout, text + "\n")
 
     def fail(self, error: OverlayError) -> None:
@@ -132,6 +132,11 @@ class Screen:
             for line in lines:
                 text = Text.assemble(*((_visible(part), STYLES[style]) for part, style in line))
                 console.print(text, soft_wrap=True)
+
+
+def _narrow(stream: TextIO | None) -> bool:
+    """Whether `stream` cannot take every character; JSON can do without those."""
+    return (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "") != "utf8"
 
 
 def _diff_style(line: str) -> str:

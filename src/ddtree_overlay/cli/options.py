@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,11 +14,19 @@ from typing import Any
 
 import click
 
-from ddtree_overlay.config import Deploy, Host, load_config
+from ddtree_overlay.config import MAX_TIMEOUT, Deploy, Host, load_config
 from ddtree_overlay.errors import OverlayError, UsageError
 from ddtree_overlay.render import Screen
 from ddtree_overlay.reports import Line
 from ddtree_overlay.workspace import Workspace
+
+
+class _Seconds(click.FloatRange):
+    """A number of seconds; NaN, which is neither above nor below a limit, is none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        return found if found == found else self.fail(f"{value} is not a number of seconds", param, ctx)  # noqa: PLR0124
 
 
 _FILE = click.Path(path_type=Path)
@@ -34,7 +43,10 @@ _COMMON = (
     click.Option(["--config"], type=_FILE, metavar="FILE", help="Use this deploy.toml."),
     click.Option(["--workdir"], type=_FILE, metavar="DIR", help="Work as if started in DIR."),
     click.Option(
-        ["--timeout"], type=click.FloatRange(0, min_open=True), metavar="SECONDS", help="Patience with a host."
+        ["--timeout"],
+        type=_Seconds(0, MAX_TIMEOUT, min_open=True),
+        metavar="SECONDS",
+        help="Patience with a host.",
     ),
     click.Option(["--accept-new"], is_flag=True, help="Add an unknown host key to known_hosts instead of refusing it."),
     click.Option(
@@ -102,6 +114,10 @@ def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable
                 )
                 screen.fail(fault)
                 return fault.exit_code
+            except (click.ClickException, click.Abort, click.exceptions.Exit):
+                raise
+            except Exception as e:
+                return _report_fault(screen, e)
 
         own = list(reversed(getattr(function, "__click_params__", [])))
         return click.Command(
@@ -113,6 +129,17 @@ def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable
         )
 
     return decorate
+
+
+def _report_fault(screen: Screen, e: Exception) -> int:
+    """Print what nobody foresaw as an error like any other; the traceback is for who asks for everything."""
+    if screen.verbosity > 1:
+        traceback.print_exc()
+    fault = OverlayError(
+        f"fault in ddtree-overlay: {type(e).__name__}: {e}", next_step="run it again with -vv and report what it prints"
+    )
+    screen.fail(fault)
+    return fault.exit_code
 
 
 def _log_to_stderr(verbosity: int) -> None:
