@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from ddtree_overlay.errors import ConflictError, OverlayError
+from ddtree_overlay.errors import ConflictError, OverlayError, UsageError
 from ddtree_overlay.hosts.transport import Transport
 from ddtree_overlay.manifest import Bundle, sha256
 from ddtree_overlay.plans import (
@@ -118,12 +119,22 @@ def plan_rollback(transport: Transport, *, to: str | None = None, purge: bool = 
         to: Id of the deployment to go back to, or "base" for none at all. None: one deployment back, or with `purge`
             all the way.
         purge: Also remove the state folder, when going back to the base.
+
+    Raises:
+        UsageError: `to` cannot be the id of a deployment.
     """
+    if to is not None and to != "base" and not re.fullmatch("d-[0-9]{1,9}", to):
+        raise UsageError(
+            f"{to!r} is no deployment: these are called d-0001, d-0002 and so on, and base is before all of them",
+            next_step=f"ddtree-overlay history {transport.target}",
+        )
     result = transport.call("plan_rollback", {"to": to, "purge": purge}).result
     warnings = _host_warnings(result)
     if result["left"]:
         names = ", ".join(result["left"])
         warnings += (f"SGLang was reinstalled or removed since the push; these files are not ours any more: {names}",)
+    if result["lost"]:
+        warnings += (f"the history on the host is damaged; this goes by the record of {result['current']}",)
     return RollbackPlan(
         host=transport.name,
         target=transport.target,
@@ -281,6 +292,8 @@ def _push_warnings(bundle: Bundle, result: Mapping[str, Any]) -> tuple[str, ...]
         warnings.append(
             f"{len(shared)} file(s) have up to {links} other hard link(s) (package cache?); those stay untouched"
         )
+    if result["unrecorded"]:
+        warnings.append("modules of an overlay are in place, but no deployment recorded on the host put them there")
     if result["unknown_base"]:
         warnings.append(
             f"{len(result['unknown_base'])} file(s) are patched already, but not by a deployment recorded here: "

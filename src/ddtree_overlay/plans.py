@@ -11,7 +11,7 @@ from ddtree_overlay.errors import ConflictError, OverlayError
 
 
 Kind = Literal["add", "change", "remove", "same", "conflict"]
-State = Literal["pristine", "applied", "partial", "drifted", "upgraded", "orphaned"]
+State = Literal["pristine", "applied", "partial", "drifted", "upgraded", "orphaned", "unrecorded"]
 
 
 class _Data:

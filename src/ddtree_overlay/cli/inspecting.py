@@ -21,7 +21,7 @@ SETTLED = ("pristine", "applied")
 def status(app: App, target: Target, *, exit_code: bool) -> int:
     """Say what is on a host.
 
-    Pristine, applied, partly applied, drifted, upgraded underneath, or orphaned. Names each file that is not as
+    Pristine, applied, partly applied, drifted, upgraded underneath, orphaned or unrecorded. Names each file not as
     it should be and each server that still runs older code.
     """
     from ddtree_overlay import deploy

@@ -18,6 +18,7 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     processes     servers that are running
     preflight     reasons why a write would fail, found before anything is written
     store         the state folder: lock, journal, history, deployments
+    damage        state that is not as it was written, and the deployment that is in place all the same
     swap          one file replaced or removed, the right way
     transaction   many files replaced or removed, all or none
     planning      what a push or rollback has to do, decided from digests alone

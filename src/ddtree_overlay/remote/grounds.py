@@ -9,6 +9,7 @@ from typing import Any
 
 from . import planning
 from .common import Refusal, digest_of_file, entry, inside
+from .damage import unrecorded
 from .facts import container
 from .locate import Site
 from .processes import running
@@ -47,6 +48,30 @@ def unfinished(store: Store) -> str:
         event = journal["event"]
         return f"a {event['event']} of {event['id']} was interrupted; the next push or rollback puts it back first"
     return ""
+
+
+def lost_record(store: Store) -> dict[str, Any] | None:
+    """As `damage.unrecorded`, for a caller without the lock: None while somebody is swapping files or was cut off."""
+    if store.journal() or store.holder():
+        return None
+    found = unrecorded(store)
+    # Somebody may have begun and committed while the files were read.
+    return found if found and not store.journal() and not store.holder() and unrecorded(store) else None
+
+
+def refuse_unrecorded(record: dict[str, Any] | None, store: Store) -> None:
+    """Refuse to build on the files of a deployment that the history does not know.
+
+    Raises:
+        Refusal: `conflict`.
+    """
+    if record:
+        raise Refusal(
+            "conflict",
+            f"{record['id']} is in place, but the history in {store.folder} does not say so: it is damaged",
+            why="its files are in the tree, and its line in history.jsonl is missing",
+            next_step="ddtree-overlay rollback {target}, which goes by the record of the deployment",
+        )
 
 
 def check_plan(actions: list[planning.Action], expect: list[list[Any]]) -> None:

@@ -54,7 +54,7 @@ def locate(args: dict[str, Any], *, orphans: bool = False) -> Site:
         return _orphaned_on_path(orphans)
     if spec.origin is None or not os.path.isfile(spec.origin):
         places = [Path(p) for p in spec.submodule_search_locations or ()]
-        left = next((p for p in places if (p.resolve().parent / STATE_FOLDER / "history.jsonl").is_file()), None)
+        left = next((p for p in places if (p.resolve().parent / STATE_FOLDER).is_dir()), None)
         if orphans and left:
             return Site(left.resolve(), left, "none", None, importable=False)
         raise _shadowed(places, left)
@@ -72,7 +72,7 @@ def locate(args: dict[str, Any], *, orphans: bool = False) -> Site:
 def _orphaned_on_path(orphans: bool) -> Site:
     for folder in sys.path:
         state = Path(folder) / STATE_FOLDER
-        if orphans and (state / "history.jsonl").is_file():
+        if orphans and state.is_dir():
             seen = Path(folder) / PACKAGE
             return Site(seen.resolve(), seen, "none", None, importable=False)
     raise Refusal(
@@ -144,8 +144,8 @@ def _from_folder(folder: Path) -> Site:
             root = seen.resolve()
             version = installed_version(PACKAGE, [str(root.parent)]) or _version_file(root)
             return Site(root, seen, "unpacked", version)
-    left = (folder / PACKAGE) if (folder / STATE_FOLDER / "history.jsonl").is_file() else folder
-    if (left.resolve().parent / STATE_FOLDER / "history.jsonl").is_file():
+    left = (folder / PACKAGE) if (folder / STATE_FOLDER).is_dir() else folder
+    if (left.resolve().parent / STATE_FOLDER).is_dir():
         return Site(left.resolve(), left, "none", None, importable=False)
     raise Refusal(
         "failed",

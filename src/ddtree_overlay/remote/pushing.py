@@ -8,7 +8,17 @@ from typing import Any
 
 from . import planning, transaction
 from .common import Refusal, digest, digest_of_file, inside, split
-from .grounds import absent_folders, check_plan, history_event, live_view, plan_facts, raise_first
+from .damage import marked, unrecorded
+from .grounds import (
+    absent_folders,
+    check_plan,
+    history_event,
+    live_view,
+    lost_record,
+    plan_facts,
+    raise_first,
+    refuse_unrecorded,
+)
 from .locate import Site, locate
 from .preflight import blockers
 from .probe import syntax_errors
@@ -24,6 +34,7 @@ def plan_push(args: dict[str, Any], _: bytes) -> Answer:
     """What a push of `changes` (path, base, after, size) would do here now. Reads only."""
     site = locate(args)
     store = Store(site.state, site.root)
+    refuse_unrecorded(lost_record(store), store)
     actions, record = _push_actions(args["changes"], store)
     todo = [a for a in actions if a["action"] not in ("same", "conflict")]
     refusals = blockers(site, [a["path"] for a in todo], _bytes_needed(store, args["changes"]))
@@ -31,7 +42,8 @@ def plan_push(args: dict[str, Any], _: bytes) -> Answer:
     if unknown and todo:
         refusals.append(_no_base(unknown))
     result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "unknown_base": unknown}
-    return {**result, "deployment": record["id"] if record else None}, b""
+    stray = record is None and not result["unfinished"] and marked(store)
+    return {**result, "deployment": record["id"] if record else None, "unrecorded": stray}, b""
 
 
 def _push_actions(changes: list[dict[str, Any]], store: Store) -> tuple[list[planning.Action], Record | None]:
@@ -76,10 +88,13 @@ def push(args: dict[str, Any], payload: bytes) -> Answer:
 def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[str, bytes]) -> dict[str, Any]:
     changes = args["changes"]
     note = transaction.recover(store)
+    refuse_unrecorded(unrecorded(store), store)
     actions, record = _push_actions(changes, store)
-    check_plan(actions, args["expect"])
     todo = [a for a in actions if a["action"] != "same"]
-    if not todo:
+    if todo:
+        check_plan(actions, args["expect"])
+    else:
+        # Also when the plan had work to do: somebody else has pushed the same overlay while this push was waiting.
         return {"deployment": record["id"] if record else None, "noop": True, "recovered": note}
     _refuse_unsafe(site, store, todo, changes, unknown=planning.unknown_base(actions, changes, record))
     name = _deploy(site, store, args, staged=staged, actions=actions, record=record)
@@ -88,11 +103,14 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
 
 def _refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:
     """Refuse a stale plan before even the state folder is created."""
+    refuse_unrecorded(lost_record(store), store)
+    busy = store.holder()
     actions, _ = _push_actions(args["changes"], store)
-    if not store.holder():
-        check_plan(actions, args["expect"])
-    if any(a["action"] != "same" for a in actions):
-        todo = [a["path"] for a in actions if a["action"] != "same"]
+    todo = [a["path"] for a in actions if a["action"] != "same"]
+    if todo:
+        # What was seen while somebody swaps files says nothing; under the lock everything is looked at again.
+        if not busy and not store.holder():
+            check_plan(actions, args["expect"])
         raise_first(blockers(site, todo, _bytes_needed(store, args["changes"])))
 
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from . import planning
-from .common import digest_of_file, inside
+from .common import Refusal, digest_of_file, inside
+from .damage import marked
 from .facts import container
-from .grounds import unfinished
+from .grounds import lost_record, unfinished
 from .locate import locate
 from .processes import running
 from .reading import describe
@@ -22,12 +23,17 @@ def status(args: dict[str, Any], _: bytes) -> Answer:
     """State of the host and of every file of the live deployment; reads only, also without any deployment."""
     site = locate(args, orphans=True)
     store = Store(site.state, site.root)
-    record = store.current()
+    lost = lost_record(store)
+    record = lost or store.current()
     live = {p: digest_of_file(inside(site.root, p)) for p in (record["files"] if record else ())}
     state, reason, files = planning.classify(record, live, site.version, importable=site.importable)
     pending = unfinished(store)
-    if store.journal() and not store.holder():
+    if store.journal():
         state, reason = "partial", pending
+    elif lost:
+        state, reason = "unrecorded", f"{reason}; its line in {store.folder}/history.jsonl is lost"
+    elif record is None and site.importable and not pending and marked(store):
+        state, reason = "unrecorded", f"an overlay is in place, and no deployment in {store.folder} put it there"
     result = {**describe(site, args), "state": state, "reason": reason, "files": files, "unfinished": pending}
     result["deployment"] = _summaries(store).get(record["id"]) if record else None
     result["processes"] = running()
@@ -72,7 +78,12 @@ def _number(name: str | None) -> int:
 
 
 def _summary(store: Store, event: dict[str, Any]) -> dict[str, Any]:
-    record = store.record(event["id"])
+    try:
+        record = store.record(event["id"])
+    except Refusal as refusal:
+        # The live deployment's record is read elsewhere and refused there; an old one must not hide the others.
+        record = {**dict.fromkeys(("base_id", "release", "version"), "unknown"), **event, "files": {}}
+        event = {**event, "note": refusal.what}
     return {
         "id": event["id"],
         "state": "pending" if event["event"] == "push" else "bad",

@@ -5,12 +5,23 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from pathlib import Path
 from typing import Any
 
 from . import planning, transaction
 from .common import Refusal, digest_of_file, inside
-from .grounds import absent_folders, check_plan, history_event, live_view, plan_facts, raise_first
+from .damage import MARK, marked, unrecorded
+from .grounds import (
+    absent_folders,
+    check_plan,
+    history_event,
+    live_view,
+    lost_record,
+    plan_facts,
+    raise_first,
+    refuse_unrecorded,
+)
 from .locate import Site, locate
 from .preflight import blockers
 from .reading import describe
@@ -27,17 +38,35 @@ def plan_rollback(args: dict[str, Any], _: bytes) -> Answer:
     """What a rollback to `to` (an id, "base", or None for one step) would do here now. Reads only."""
     site = locate(args, orphans=True)
     store = Store(site.state, site.root)
-    record, target, undoes = _rollback_range(store, args)
+    lost = lost_record(store)
+    record, target, undoes = _rollback_range(store, args, lost)
+    if record is None and not store.journal() and not store.holder() and marked(store):
+        raise _unknown_overlay(site)
     actions, left = _rollback_actions(site, store, record, target)
     todo = [a["path"] for a in actions if a["action"] not in ("same", "conflict")]
     refusals = [*blockers(site, todo, 0), *_damaged(store, record, target, actions)]
     result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "left": left}
     names = {"current": record["id"] if record else None, "to": target["id"] if target else BASE, "undoes": undoes}
-    return {**result, **names, "state_folder": store.folder.is_dir()}, b""
+    return {**result, **names, "state_folder": store.folder.is_dir(), "lost": bool(lost)}, b""
 
 
-def _rollback_range(store: Store, args: dict[str, Any]) -> tuple[Record | None, Record | None, list[str]]:
-    record, to = store.current(), args["to"]
+def _unknown_overlay(site: Site) -> Refusal:
+    return Refusal(
+        "conflict",
+        f"an overlay is in place in {site.root}, but nothing on the host says what was there before",
+        why=f"no deployment in {site.state} put it there",
+        next_step=(
+            f"on the host: rm -r {shlex.quote(str(site.root / MARK))}, then reinstall SGLang "
+            "(pip install --force-reinstall --no-deps sglang==VERSION)"
+        ),
+    )
+
+
+def _rollback_range(
+    store: Store, args: dict[str, Any], lost: Record | None
+) -> tuple[Record | None, Record | None, list[str]]:
+    """The live deployment, the one to go back to, and the ids in between; `lost` is live without a line in history."""
+    record, to = lost or store.current(), args["to"]
     if to is None and args["purge"]:
         to = BASE
     chain: list[Record] = []
@@ -125,15 +154,22 @@ def rollback(args: dict[str, Any], _: bytes) -> Answer:
 
 def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str, Any]:
     note = transaction.recover(store)
-    record, target, undoes = _rollback_range(store, args)
+    lost = unrecorded(store)
+    record, target, undoes = _rollback_range(store, args, lost)
     actions, left = _rollback_actions(site, store, record, target)
     check_plan(actions, args["expect"])
+    if lost:
+        _rebuild_history(store, lost)
     folders = 0
     if record is not None and undoes:
         folders = _undo_deployments(site, store, args["operator"], record=record, target=target, actions=actions)
     kinds = [a["action"] for a in actions]
     purged = bool(args["purge"] and target is None)
     if purged:
+        # The backups go only when nothing is in the tree that they could be needed for.
+        refuse_unrecorded(unrecorded(store), store)
+        if record is None and marked(store):
+            raise _unknown_overlay(site)
         _drop_orphaned_root(site)
         store.purge()
     return {
@@ -147,6 +183,21 @@ def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str
         "verified": sum(digest_of_file(inside(site.root, a["path"])) == a["to"] for a in actions),
         "purged": purged,
     }
+
+
+def _rebuild_history(store: Store, lost: Record) -> None:
+    """Write the lines that the history has lost, from the records of the deployments."""
+    known = {e["id"] for e in store.events()}
+    chain: list[Record] = []
+    step: Record | None = lost
+    while step is not None and step["id"] not in known:
+        chain.append(step)
+        step = store.record(step["previous"]) if step["previous"] else None
+    for record in reversed(chain or [lost]):
+        event = history_event(record, "push", record["id"], record["previous"], record["operator"])
+        written = (store.deployment(record["id"]) / "manifest.json").stat().st_mtime
+        note = "its line was lost, and rebuilt from its record"
+        store.append({**event, "note": note, "txn": len(store.events()), "time": written})
 
 
 def _undo_deployments(

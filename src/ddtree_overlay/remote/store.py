@@ -18,14 +18,16 @@ import contextlib
 import fcntl
 import json
 import os
+import shlex
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .common import Refusal
+from .damage import NAME, event_fault, journal_fault, marked, record_fault, unrecorded
 
 
 Record = dict[str, Any]
@@ -41,12 +43,24 @@ class Store:
     # History ---------------------------------------------------------------------------------------------------
 
     def events(self) -> list[Record]:
-        """Every event, the oldest first. A last line without a line feed was torn by a crash and never happened."""
+        """Every event, the oldest first. A last line without a line feed was torn by a crash and never happened.
+
+        Raises:
+            Refusal: A line is damaged.
+        """
+        path = self.folder / "history.jsonl"
         try:
-            lines = (self.folder / "history.jsonl").read_bytes().split(b"\n")[:-1]
+            lines = path.read_bytes().split(b"\n")[:-1]
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines if line]
+        found = []
+        for number, line in enumerate(lines, 1):
+            if line:
+                value, fault = _parsed(line, event_fault)
+                if fault:
+                    raise _damaged(f"{path}:{number}", fault, f"sed -i.bak {number}d {shlex.quote(str(path))}")
+                found.append(value)
+        return found
 
     def append(self, event: Record) -> None:
         """Add one event, durably. This is the moment in which a transaction counts as done."""
@@ -79,48 +93,79 @@ class Store:
             Refusal: It is missing or damaged.
         """
         path = self.deployment(name) / "manifest.json"
+        record: Record
         try:
-            record: Record = json.loads(path.read_bytes())
-        except (OSError, ValueError) as e:
+            record, fault = _parsed(path.read_bytes(), lambda v: record_fault(v, name))
+        except OSError as e:
+            record, fault = {}, e.strerror or str(e)
+        if fault:
             raise Refusal(
                 "failed",
-                f"the record of {name} cannot be read: {path}",
-                why=str(e),
-                next_step="ddtree-overlay history {target}",
-            ) from e
+                f"the record of {name} is damaged: {path}",
+                why=f"{fault}; what the files were before cannot be known without it",
+                next_step=(
+                    f"put {path} back from a backup; or reinstall SGLang on the host, "
+                    f"and then on the host: mv {shlex.quote(str(self.folder))} {shlex.quote(str(self.folder))}.damaged"
+                ),
+            )
         return record
+
+    def deployments(self) -> list[str]:
+        """The ids that have a folder. What else lies there is not ours."""
+        try:
+            return [n for n in os.listdir(self.folder / "deployments") if NAME.match(n)]
+        except FileNotFoundError:
+            return []
 
     def new_deployment(self) -> str:
         """Create the folder of a new deployment and give its id; an id is never used twice."""
-        used = [e["id"] for e in self.events()]
-        with contextlib.suppress(FileNotFoundError):
-            used += os.listdir(self.folder / "deployments")
-        name = f"d-{max([int(u[2:]) for u in used if u.startswith('d-')], default=0) + 1:04d}"
+        used = [e["id"] for e in self.events()] + self.deployments()
+        name = f"d-{max([int(u[2:]) for u in used], default=0) + 1:04d}"
         self.deployment(name).mkdir(parents=True)
         return name
 
     def tidy(self) -> None:
-        """Remove what a push that was refused or killed before its journal has left; the caller holds the lock."""
-        if not self.folder.is_dir() or self.journal() is not None:
+        """Remove what a push that was refused or killed before its journal has left; the caller holds the lock.
+
+        Nothing is removed while files of a deployment are in the tree that the history does not know: its backups are
+        then the only way back. Folders that are not ours stay as well.
+        """
+        if not self.folder.is_dir():
             return
-        events = self.events()
-        if not events:
+        try:
+            if self.journal() is not None or unrecorded(self):
+                return
+            known = {e["id"] for e in self.events()}
+            if not known and marked(self):
+                return
+        except Refusal:
+            # Damaged state is evidence; whoever came here is told about it by the operation itself.
+            return
+        for name in self.deployments():
+            if name not in known and self.deployment(name).is_dir() and not self.deployment(name).is_symlink():
+                shutil.rmtree(self.deployment(name))
+        with contextlib.suppress(OSError):
+            (self.folder / "deployments").rmdir()
+        if not known and not (self.folder / "deployments").exists():
             self.purge()
-            return
-        known = {e["id"] for e in events}
-        with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(self.folder / "deployments"):
-                if name not in known:
-                    shutil.rmtree(self.deployment(name))
 
     # Journal ---------------------------------------------------------------------------------------------------
 
     def journal(self) -> Record | None:
-        """The unfinished transaction, or None."""
+        """The unfinished transaction, or None.
+
+        Raises:
+            Refusal: It is damaged.
+        """
+        path = self.folder / "journal.json"
+        journal: Record
         try:
-            journal: Record = json.loads((self.folder / "journal.json").read_bytes())
+            journal, fault = _parsed(path.read_bytes(), journal_fault)
         except FileNotFoundError:
             return None
+        if fault:
+            name = shlex.quote(str(path))
+            raise _damaged(str(path), fault, f"mv {name} {name}.damaged")
         return journal
 
     def clear_journal(self) -> None:
@@ -188,10 +233,10 @@ class Store:
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            with contextlib.suppress(ValueError):
-                holder: Record = json.loads(os.pread(fd, 4096, 0))
-                return holder
-            return {"pid": 0, "operator": "", "doing": "an operation", "since": time.time()}
+            holder: Record = {"pid": 0, "operator": "", "doing": "an operation", "since": time.time()}
+            with contextlib.suppress(ValueError, TypeError):
+                holder.update(json.loads(os.pread(fd, 4096, 0)))
+            return holder
         finally:
             os.close(fd)
         return None
@@ -218,6 +263,24 @@ class Store:
         with contextlib.suppress(OSError):
             self.folder.rmdir()
         fsync_folder(self.folder.parent)
+
+
+def _parsed(data: bytes, fault_of: Callable[[Any], str]) -> tuple[Any, str]:
+    """The JSON value in `data`, and what is wrong with it."""
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        return None, f"it is not JSON: {e}"
+    return value, fault_of(value)
+
+
+def _damaged(where: str, fault: str, step: str) -> Refusal:
+    return Refusal(
+        "failed",
+        f"the state on the host is damaged: {where}",
+        why=f"{fault}; nothing was changed",
+        next_step=f"on the host: {step}; then ddtree-overlay status {{target}}",
+    )
 
 
 def fsync_folder(folder: Path) -> None:
