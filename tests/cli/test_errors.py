@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import inspect
+import json
 import os
 import subprocess
 import sys
@@ -134,6 +135,17 @@ def test_damaged_snapshot_is_refused(run, patched_root, workspace, damage):
         "srt/server_args.py is truncated or was changed",
         "snapshot --root",
     )
+
+
+def test_damaged_manifest_does_not_stop_a_new_snapshot(run, patched_root, workspace):
+    """What every error about a snapshot advises must work: `snapshot` takes all files anew and says why."""
+    manifest = workspace / "snapshots/root-sglang/manifest.json"
+    listed = json.loads(manifest.read_bytes())["files"]
+    manifest.write_text("{")
+    done = run("snapshot", "--root", str(patched_root))
+    assert done.code == 0, done.err
+    assert "manifest.json is damaged: taking every file anew" in " ".join(done.err.split())
+    assert [f["sha256"] for f in json.loads(manifest.read_bytes())["files"]] == [f["sha256"] for f in listed]
 
 
 def test_modified_base_file_is_refused_and_nothing_is_written(run, patched_root, site):

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from ddtree_overlay.cli.options import ANYTHING, App, Target, verb
 from ddtree_overlay.cli.targets import opened
+from ddtree_overlay.errors import ConflictError
 from ddtree_overlay.manifest import FileEntry, Manifest
 from ddtree_overlay.reports import snapshot_lines
 
@@ -25,7 +26,7 @@ def snapshot(app: App, target: Target) -> int:
     writes a manifest with versions, install kind, and digest, mode, owner and link count of each file. Files that are
     unchanged since the last snapshot are not transferred again. --release takes the published wheel instead.
     """
-    known = app.workspace.load_manifest(target.name)
+    known = _known(app, target)
     cached = app.workspace.cached_files(known) if known else {}
     app.screen.note(f"{target.name}: reading {_source(target)}")
     manifest, files = _take(app, target, known, cached)
@@ -43,6 +44,15 @@ def snapshot(app: App, target: Target) -> int:
         "facts": moved,
     }
     return app.finish("snapshot", value, snapshot_lines(kept, moved, str(folder.relative_to(app.workspace.root))))
+
+
+def _known(app: App, target: Target) -> Manifest | None:
+    """The manifest of the last snapshot; a damaged one is as good as none, for it is about to be written anew."""
+    try:
+        return app.workspace.load_manifest(target.name)
+    except ConflictError as e:
+        app.screen.warn(f"{e.what}: taking every file anew")
+        return None
 
 
 def _kept(manifest: Manifest, *, published: bool) -> Manifest:
