@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,3 @@ def greedy(input_ids: list[list[int]], max_new_tokens: int = 40, **sampling_para
 def read_lines(file: Path) -> list[dict[str, Any]]:
     """A JSONL file."""
     return [json.loads(line) for line in file.read_text().splitlines()]
-
-
-#: A job: its name in the test's report and what runs it.
-Job = Callable[[], dict[str, Any]]
