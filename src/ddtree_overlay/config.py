@@ -8,9 +8,10 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from ddtree_overlay.errors import ConfigError
 
@@ -24,6 +25,19 @@ _TABLES = ("defaults", "hosts", "groups")
 #: Parts between single dots, each at most as long as the name service allows; or an IPv6 address.
 _ADDRESS = re.compile(r"[^\s.]{1,63}(\.[^\s.]{1,63})*\.?\Z|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\S+)?\Z")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+_UNIT = re.compile(r"[A-Za-z0-9:_@][A-Za-z0-9:_.@\\-]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """How to tell that a host's server is well: `url` is where it listens, as seen from the host itself.
+
+    `timeout` is how long it may take to come up. `api_key_file` names a file on the host with the server's API key.
+    """
+
+    url: str
+    timeout: float = 300.0
+    api_key_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,10 @@ class Host:
     ssh_config: str | None = None
     timeout: float = 60.0
     exec_prefix: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+    restart_unit: str | None = None
+    restart_timeout: float = 120.0
+    health: Health | None = None
     root: str | None = None
 
 
@@ -61,12 +79,23 @@ _HOST_KEYS: Mapping[str, tuple[type, ...]] = {
     "ssh_config": (str,),
     "timeout": (int, float),
     "exec_prefix": (str, list),
+    "restart": (str, list),
+    "restart_unit": (str,),
+    "restart_timeout": (int, float),
+    "health": (dict,),
 }
+_HEALTH_KEYS: Mapping[str, tuple[type, ...]] = {"url": (str,), "timeout": (int, float), "api_key_file": (str,)}
+#: Keys that hold a command: words, or a line that is split as a shell would.
+_COMMANDS = ("exec_prefix", "restart")
 
-
+_SECONDS = f"must be a positive number of seconds, at most {MAX_TIMEOUT}"
 _RULES = {
     "port": "must be between 1 and 65535",
-    "timeout": f"must be a positive number of seconds, at most {MAX_TIMEOUT}",
+    "timeout": _SECONDS,
+    "restart_timeout": _SECONDS,
+    "url": "must look like http://127.0.0.1:30000, where the server listens as seen from the host",
+    "api_key_file": "must be an absolute path on the host",
+    "restart_unit": "must be the name of one systemd unit, such as sglang.service",
     "host_key_fingerprint": "must look like SHA256:… (as `ssh-keygen -lf` prints it)",
     "address": "must be a host name or an address",
 }
@@ -129,13 +158,43 @@ def parse_config(text: str, path: Path) -> Deploy:
         where = f"[hosts.{name}]"
         _check_name(name, path, where)
         _check_values(_table(table, path, where), path, where)
-        values = {"address": name, **defaults, **table}
-        if "timeout" in values:
-            values["timeout"] = float(values["timeout"])
-        if "exec_prefix" in values:
-            values["exec_prefix"] = _words(values["exec_prefix"])
-        hosts[name] = Host(name=name, **values)
+        hosts[name] = _host(name, defaults, table, path)
     return Deploy(path, hosts, _groups(raw.get("groups", {}), hosts, path))
+
+
+def _host(name: str, defaults: Mapping[str, Any], table: Mapping[str, Any], path: Path) -> Host:
+    # The two ways of restarting exclude each other: a host that names one does not inherit the other.
+    ways = {"restart", "restart_unit"}
+    inherited = {k: v for k, v in defaults.items() if k not in ways or not ways & table.keys()}
+    values = {"address": name, **inherited, **table}
+    if ways <= values.keys():
+        raise ConfigError(
+            f"{path}: [hosts.{name}] has both 'restart' and 'restart_unit'",
+            why="a server is restarted in one way",
+            next_step=f"remove one of them from {path}",
+        )
+    health = {**inherited.get("health", {}), **table.get("health", {})}
+    values.pop("health", None)
+    # [defaults] alone may give a timeout without knowing where any server listens.
+    if "url" in health or "health" in table:
+        values["health"] = _health(health, path, f"[hosts.{name}.health]")
+    for key in ("timeout", "restart_timeout"):
+        if key in values:
+            values[key] = float(values[key])
+    for key in _COMMANDS:
+        if key in values:
+            values[key] = _words(values[key])
+    return Host(name=name, **values)
+
+
+def _health(values: Mapping[str, Any], path: Path, where: str) -> Health:
+    if "url" not in values:
+        raise ConfigError(
+            f"{path}: {where} has no url",
+            next_step=f'write url = "http://127.0.0.1:30000" there, or wherever the server listens, in {path}',
+        )
+    found = Health(**values)
+    return replace(found, timeout=float(found.timeout))
 
 
 def _parse_toml(text: str, path: Path) -> dict[str, Any]:
@@ -175,18 +234,23 @@ def _groups(raw: object, hosts: Mapping[str, Host], path: Path) -> dict[str, tup
     return groups
 
 
-def _check_values(table: Mapping[str, Any], path: Path, where: str) -> None:
-    _check_keys(table, _HOST_KEYS, path, where)
+def _check_values(
+    table: Mapping[str, Any], path: Path, where: str, known: Mapping[str, tuple[type, ...]] = _HOST_KEYS
+) -> None:
+    _check_keys(table, known, path, where)
     for key, value in table.items():
-        kinds = _HOST_KEYS[key]
+        kinds = known[key]
         # bool is an int in Python, but `port = true` is a mistake in a configuration.
         if isinstance(value, bool) or not isinstance(value, kinds):
-            names = " or ".join(k.__name__ for k in kinds)
+            names = " or ".join("a table" if k is dict else k.__name__ for k in kinds)
             raise ConfigError(
                 f"{path}: {key!r} in {where} must be {names}, not {type(value).__name__}",
                 next_step=f"correct {key!r} in {path}",
             )
-        problem = _prefix_problem(value) if key == "exec_prefix" else _problem(key, value)
+        if isinstance(value, dict):
+            _check_values(value, path, f"{where[:-1]}.{key}]", _HEALTH_KEYS)
+            continue
+        problem = _words_problem(key, value) if key in _COMMANDS else _problem(key, value)
         if problem:
             raise ConfigError(
                 f"{path}: {key} = {value!r} in {where}: {problem}", next_step=f"correct {key!r} in {path}"
@@ -202,6 +266,10 @@ def _problem(key: str, value: Any) -> str:
         "transport": lambda: value not in TRANSPORTS,
         "port": lambda: not 0 < value < 65536,
         "timeout": lambda: not 0 < value <= MAX_TIMEOUT,
+        "restart_timeout": lambda: not 0 < value <= MAX_TIMEOUT,
+        "restart_unit": lambda: not _UNIT.match(value),
+        "url": lambda: not _is_url(value),
+        "api_key_file": lambda: not value.startswith("/"),
         "host_key_fingerprint": lambda: not value.startswith("SHA256:"),
         "address": lambda: not _ADDRESS.match(value),
     }
@@ -212,12 +280,22 @@ def _problem(key: str, value: Any) -> str:
     return _RULES[key]
 
 
-def _words(prefix: str | list[str]) -> tuple[str, ...]:
-    """The words of an `exec_prefix`, which may be written as a shell would split it or as a list."""
-    return tuple(shlex.split(prefix) if isinstance(prefix, str) else prefix)
+def _is_url(value: str) -> bool:
+    try:
+        parts = urlsplit(value)
+        port = parts.port
+    except ValueError:
+        return False
+    plain = not (parts.query or parts.fragment or parts.username or " " in value)
+    return parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0 and plain
 
 
-def _prefix_problem(value: Any) -> str:
+def _words(command: str | list[str]) -> tuple[str, ...]:
+    """The words of a command, which may be written as a shell would split it or as a list. No shell ever sees it."""
+    return tuple(shlex.split(command) if isinstance(command, str) else command)
+
+
+def _words_problem(key: str, value: Any) -> str:
     if isinstance(value, list) and not all(isinstance(word, str) and word for word in value):
         return "must hold words only"
     try:
@@ -226,7 +304,7 @@ def _prefix_problem(value: Any) -> str:
         return f"cannot be split into words: {e}"
     if any("\n" in word or "\0" in word for word in words):
         return "a word must not hold a line feed or a NUL"
-    return ""
+    return "must name a program" if key == "restart" and not words else ""
 
 
 def _check_keys(table: Mapping[str, Any], known: Iterable[str], path: Path, where: str) -> None:

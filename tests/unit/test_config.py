@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_overlay.config import _HOST_KEYS, Deploy, Host, load_config, parse_config
+from ddtree_overlay.config import _HOST_KEYS, Deploy, Health, Host, load_config, parse_config
 from ddtree_overlay.errors import ConfigError
 
 
@@ -129,3 +129,55 @@ def test_exec_prefix_is_words(text, words):
         f'[defaults]\nexec_prefix = "sudo -n"\n[hosts.a]\nexec_prefix = {text}\n', Path("deploy.toml")
     )
     assert deploy.host("a").exec_prefix == words
+
+
+def test_restart_and_health_are_read_and_merged_with_the_defaults():
+    """A host's own way to restart replaces the inherited one; the tables of `health` are merged key by key."""
+    deploy = parse_config(
+        '[defaults]\nrestart_unit = "sglang.service"\n[defaults.health]\nurl = "http://127.0.0.1:30000"\ntimeout = 9\n'
+        "[hosts.a]\nrestart_timeout = 7\n"
+        "[hosts.b]\nrestart = \"docker restart 'my web'\"\nhealth = {timeout = 2}\n"
+        '[hosts.c]\nrestart = ["sh", "-c", "kill $(cat pid)"]\nhealth = {url = "https://[::1]:8443/base"}\n',
+        FILE,
+    )
+
+    a, b, c = (deploy.host(name) for name in "abc")
+    assert (a.restart, a.restart_unit, a.restart_timeout) == ((), "sglang.service", 7.0)
+    assert (b.restart, b.restart_unit) == (("docker", "restart", "my web"), None)
+    assert c.restart == ("sh", "-c", "kill $(cat pid)")
+    assert [h.health for h in (a, b, c)] == [
+        Health("http://127.0.0.1:30000", 9.0),
+        Health("http://127.0.0.1:30000", 2.0),
+        Health("https://[::1]:8443/base", 9.0),
+    ]
+
+
+def test_default_health_timeout_alone_gives_no_host_a_health_check():
+    """[defaults.health] may hold a timeout without a URL; only a host that has `health` itself must name one."""
+    assert parse_config("[defaults.health]\ntimeout = 9\n[hosts.a]\n", FILE).host("a").health is None
+    assert "[hosts.a.health] has no url" in str(refusal("[hosts.a.health]\ntimeout = 9\n"))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('restart = ""', "must name a program"),
+        ("restart = []", "must name a program"),
+        ('restart = "sh -c \'a"', "cannot be split into words"),
+        ("restart = 3", "'restart' in [hosts.a] must be str or list, not int"),
+        ('restart = "a"\nrestart_unit = "b.service"', "has both 'restart' and 'restart_unit'"),
+        ('restart_unit = "--now"', "must be the name of one systemd unit"),
+        ('restart_unit = "a b"', "must be the name of one systemd unit"),
+        ("restart_timeout = 0", "must be a positive number of seconds"),
+        ("restart_timeuot = 3", "did you mean 'restart_timeout'"),
+        ('health = "http://x"', "'health' in [hosts.a] must be a table, not str"),
+        ('health = {url = "127.0.0.1:30000"}', "must look like http://127.0.0.1:30000"),
+        ('health = {url = "http://x:port"}', "must look like http://127.0.0.1:30000"),
+        ('health = {urll = "http://x"}', "unknown key 'urll' in [hosts.a.health] (did you mean 'url'?)"),
+        ('health = {url = "http://x", timeout = nan}', "must be a positive number of seconds"),
+        ('health = {url = "http://x", api_key_file = "key"}', "must be an absolute path on the host"),
+    ],
+)
+def test_bad_restart_or_health_is_refused(line, message):
+    """What cannot restart or be asked is refused when the file is read, before anything is connected to."""
+    assert message in str(refusal(f"[hosts.a]\n{line}\n"))
