@@ -139,7 +139,8 @@ def load_config(path: Path | None) -> Deploy:
     if path is None:
         return Deploy()
     try:
-        text = path.read_bytes().decode()
+        # Editors of another system put a byte order mark in front; TOML knows none.
+        text = path.read_bytes().decode("utf-8-sig")
     except OSError as e:
         raise ConfigError(f"cannot read {path}: {e.strerror}", next_step="name another file with --config FILE") from e
     except UnicodeDecodeError as e:

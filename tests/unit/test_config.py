@@ -181,3 +181,11 @@ def test_default_health_timeout_alone_gives_no_host_a_health_check():
 def test_bad_restart_or_health_is_refused(line, message):
     """What cannot restart or be asked is refused when the file is read, before anything is connected to."""
     assert message in str(refusal(f"[hosts.a]\n{line}\n"))
+
+
+def test_byte_order_mark_is_no_part_of_the_configuration(tmp_path):
+    """What an editor of another system puts in front does not make the first line invalid."""
+    path = tmp_path / "deploy.toml"
+    path.write_bytes(b'\xef\xbb\xbf[hosts.ct200]\npython = "/opt/py"\n')
+
+    assert load_config(path).host("ct200").python == "/opt/py"
