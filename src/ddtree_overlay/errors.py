@@ -112,7 +112,7 @@ EXIT_CODES = {
     0: "done, or nothing to do",
     1: "failed; nothing was changed",
     2: "bad arguments or configuration",
-    3: "differences or findings (diff --exit-code, verify, status --exit-code, patch --check)",
+    3: "differences or findings (diff --exit-code, verify, status --exit-code, patch --check, doctor)",
     4: "conflict: the installed files are not the expected base, or changed since the plan",
     5: "another deployment holds the lock",
     6: "failed half-way; rolled back cleanly",

@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +17,7 @@ from ddtree_overlay.cli import cli
 from ddtree_overlay.errors import EXIT_CODES
 
 
+PROJECT = Path(__file__).parents[2]
 VERBS = ["snapshot", "patch", "verify", "diff", "push", "rollback", "status", "history", "doctor"]
 HEAVY = {"libcst", "paramiko", "rich", "packaging", "cryptography", "ddtree_overlay.deploy", "ddtree_overlay.patching"}
 
@@ -77,6 +80,13 @@ def test_overview_documents_every_exit_code():
 
     for code, meaning in EXIT_CODES.items():
         assert f"{code:>3}  {meaning}" in out
+
+
+def test_readme_documents_the_same_exit_codes():
+    """The table of the README is that of the code, word for word."""
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", (PROJECT / "README.md").read_text("utf-8"), re.MULTILINE)
+
+    assert {int(code): meaning.replace("`", "") for code, meaning in rows} == EXIT_CODES
 
 
 def test_version_is_the_package_version():
