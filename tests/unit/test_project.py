@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the project's own configuration must keep in step with its files."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT = Path(__file__).parents[2]
+
+
+def test_every_python_script_is_formatted_and_linted():
+    """A script without a suffix is seen by ruff only when it is named."""
+    named = tomllib.loads((PROJECT / "pyproject.toml").read_text("utf-8"))["tool"]["ruff"]["extend-include"]
+    scripts = (p for p in (PROJECT / "scripts").iterdir() if p.is_file() and not p.suffix)
+    python = {f"scripts/{p.name}" for p in scripts if b"python" in p.read_bytes().partition(b"\n")[0]}
+
+    assert set(named) == python
+
+
+@pytest.mark.parametrize(
+    ("path", "kept"),
+    [
+        ("snapshots/sglang-0.5.11/manifest.json", True),
+        ("snapshots/sglang-0.5.11/files/srt/server_args.py", False),
+        ("snapshots/ct200/manifest.json", False),
+        ("snapshots/ct200/files/srt/server_args.py", False),
+    ],
+)
+def test_only_the_manifests_of_releases_are_under_version_control(tmp_path, path, kept):
+    """Neither a line of SGLang nor what a private host looks like gets into a commit by `git add .`."""
+    subprocess.run(["git", "init", "--quiet", str(tmp_path)], check=True)
+    shutil.copy(PROJECT / ".gitignore", tmp_path)
+    done = subprocess.run(["git", "check-ignore", "--quiet", path], cwd=tmp_path, check=False)
+
+    assert done.returncode == (1 if kept else 0)
