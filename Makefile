@@ -28,7 +28,7 @@ test: .venv/.stamp engine ## every test
 check: .venv/.stamp ## format, lint, types, stale patches
 	@scripts/check
 
-patches: .venv/.stamp ## regenerate patches/ from the codemods
+patches: .venv/.stamp ## regenerate patches/ from the edits
 	$(BIN)/ddtree-overlay snapshot --release 0.5.11
 	$(BIN)/ddtree-overlay patch --release 0.5.11
 
