@@ -65,5 +65,5 @@ def release(version: str) -> Release:
     raise OverlayError(
         f"SGLang {version} is not supported",
         why=f"supported: {supported}",
-        next_step="install a supported release on the host, or use an overlay that knows this one",
+        next_step=f"pip install sglang=={RELEASES[-1].version} on the host, or --release {RELEASES[-1].version}",
     )

@@ -12,6 +12,7 @@ from ddtree_overlay.config import Host
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.hosts.transport import Transport, open_transport
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
+from ddtree_overlay.releases import release
 from ddtree_overlay.wheels import check_release, fetch_release
 
 
@@ -98,16 +99,26 @@ def snapshot_release(
     """Take a snapshot of the published wheel of SGLang `version`, which pip fetches into `cache`.
 
     Raises:
-        OverlayError: The release has no DFlash, or pip cannot get it.
+        OverlayError: The release has no DFlash, is not in the release table, or pip cannot get it.
         ConflictError: The unpacked wheel was changed since it was unpacked.
     """
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:3])
-    if numbers < FIRST_WITH_DFLASH:
-        raise _no_dflash(version, "the published wheel")
+    check_release_name(version)
     folder = fetch_release(version, cache)
     manifest, files = snapshot_root(folder, f"sglang-{version}", wanted, known=known, cached=cached)
     check_release(folder, files)
     return manifest, files
+
+
+def check_release_name(version: str) -> None:
+    """Refuse what no edit is made for, before anything is downloaded.
+
+    Raises:
+        OverlayError: The release has no DFlash, or is not in the release table.
+    """
+    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
+    if numbers and tuple(int(n) for n in numbers.groups()) < FIRST_WITH_DFLASH:
+        raise _no_dflash(version, "the published wheel")
+    release(version)
 
 
 def _is_known(known: Manifest | None, path: str, data: bytes) -> bool:

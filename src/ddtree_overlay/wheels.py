@@ -8,6 +8,7 @@ import contextlib
 import csv
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ def wheel_of(version: str, cache: Path) -> Path:
             ]
             raise OverlayError(
                 f"pip cannot get sglang {version}",
-                why=" / ".join(said),
+                why=re.sub(r" \(from versions: [^)]*\)", "", " / ".join(said)),
                 next_step=f"{sys.executable} -m pip download --no-deps sglang=={version}, to see what pip needs",
             )
         target = folder / wheels[0].name

@@ -208,9 +208,17 @@ def test_sglang_without_dflash_is_refused(run, site):
     refused(run("snapshot", "--root", str(site / "sglang")), 1, "0.5.10", "0.5.11")
 
 
-def test_unsupported_release_is_refused(run):
-    """Exit 1 before anything is downloaded."""
-    refused(run("snapshot", "--release", "0.5.10"), 1, "0.5.10", "0.5.11")
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [("0.5.10", "has no DFlash"), *((v, "is not supported") for v in ("0.9.9", "", "banana", "../x"))],
+)
+def test_unsupported_release_is_refused(run, workspace, version, text):
+    """Exit 1 with the supported ones, before pip is asked: it would list every version that it knows."""
+    for verb in ("snapshot", "patch", "verify"):
+        done = run(verb, "--release", version)
+        refused(done, 1, f"SGLang {version} {text}", "supported: 0.5.11\n", "--release 0.5.11")
+        assert "pip " not in done.err.replace("pip install sglang==0.5.11", "")
+    assert not (workspace / ".cache").exists()
 
 
 @pytest.mark.usefixtures("project_cache")

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ddtree_overlay import snapshots
+from ddtree_overlay import snapshots, wheels
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.hosts.protocol import Reply
 from ddtree_overlay.hosts.transport import open_transport
@@ -140,9 +140,10 @@ def test_a_changed_copy_of_the_wheel_is_noticed(tmp_path, wheel_site):
         snapshots.snapshot_release("0.5.11", tmp_path, WANTED)
 
 
-def test_a_release_that_does_not_exist(tmp_path):
+def test_a_release_that_pip_cannot_get(tmp_path):
     """The words of pip are passed on, with the command that shows all of them."""
     with pytest.raises(OverlayError, match=r"pip cannot get sglang 99\.0\.0") as caught:
-        snapshots.snapshot_release("99.0.0", tmp_path, [])
+        wheels.wheel_of("99.0.0", tmp_path)
     assert "No matching distribution" in caught.value.why
+    assert "from versions" not in caught.value.why
     assert "pip download" in caught.value.next_step

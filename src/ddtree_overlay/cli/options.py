@@ -197,6 +197,10 @@ def find_target(
         return _root_target(app, root, python)
     if python is not None:
         raise UsageError("--python does not go with --release", next_step="leave --python out")
+    from ddtree_overlay.snapshots import check_release_name
+
+    assert release is not None
+    check_release_name(release)
     return Target(f"sglang-{release}", f"--release {release}", release=release)
 
 
