@@ -125,13 +125,13 @@ def rollback_plan_lines(plan: RollbackPlan) -> list[Line]:
     goal = "the base, and remove backups and history" if plan.purge else "the base" if plan.to == "base" else plan.to
     undone = f", undoing {listed(reversed(plan.undoes))}" if plan.undoes else ""
     counts = plan.counts()
-    total = (
-        [row((f"Plan: {counts['change']} to restore, {counts['remove']} to remove", "head"))] if plan.actions else []
-    )
+    back = counts["change"] + counts["add"]
+    conflict = f", {counts['conflict']} in conflict" if counts["conflict"] else ""
+    total = [row((f"Plan: {back} to restore, {counts['remove']} to remove", "head"), (conflict, "bad"))]
     return [
         row((plan.host, "head"), f"  {plan.root}: back to {goal}{undone}"),
         *_action_lines(plan.actions),
-        *total,
+        *(total if plan.actions else []),
         *_remarks(plan.warnings, plan.processes),
     ]
 

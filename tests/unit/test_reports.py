@@ -3,7 +3,16 @@ from __future__ import annotations
 
 from ddtree_overlay.doctor import Difference
 from ddtree_overlay.manifest import Bundle, Change
-from ddtree_overlay.plans import Deployment, FileAction, FileStatus, Process, PushPlan, RollbackResult, Status
+from ddtree_overlay.plans import (
+    Deployment,
+    FileAction,
+    FileStatus,
+    Process,
+    PushPlan,
+    RollbackPlan,
+    RollbackResult,
+    Status,
+)
 from ddtree_overlay.render import STYLES
 from ddtree_overlay.reports import (
     bundle_lines,
@@ -15,6 +24,7 @@ from ddtree_overlay.reports import (
     listed,
     plain,
     plan_lines,
+    rollback_plan_lines,
     rolled_back_line,
     status_lines,
 )
@@ -97,6 +107,31 @@ def test_conflict_in_a_plan_is_named_with_its_reason():
 
     assert shown[1] == "  ! srt/a.py  +3  0640 root:gpu  edited since the snapshot"
     assert "1 in conflict" in shown[2]
+
+
+def test_rollback_plan_counts_what_stops_it_and_what_comes_back():
+    """A deleted file comes back as a restored one; a conflict is counted, since it stops everything."""
+    actions = (
+        action("srt/a.py", "add"),
+        action("srt/b.py", "conflict", reason="changed"),
+        action("srt/c.py", "remove"),
+    )
+    shown = RollbackPlan(
+        host="ct200",
+        target="--host ct200",
+        root="/opt/sglang",
+        actions=actions,
+        blockers=(),
+        warnings=(),
+        processes=(),
+        unfinished="",
+        current="d-0001",
+        to="base",
+        undoes=("d-0001",),
+        purge=False,
+    )
+
+    assert text(rollback_plan_lines(shown))[-1] == "Plan: 1 to restore, 1 to remove, 1 in conflict"
 
 
 def test_bundle_lists_changed_files_before_new_ones():
