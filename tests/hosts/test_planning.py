@@ -75,4 +75,18 @@ def test_status_counts_every_file_once(base, overlay, live):
     state, reason, files = planning.classify(record, mixed, "1", importable=True)
     assert [f["path"] for f in files] == sorted(overlay)
     assert (state == "applied") == all(mixed[p] == overlay[p] for p in overlay)
-    assert reason
+    assert not any(wrong in reason for wrong in ("1 files", " 1 file are", "file(s)"))
+
+
+def test_status_speaks_of_one_file_as_of_one():
+    """The sentences are read by people: `1 file … is`, `2 files … are`."""
+    record = {"id": "d-0001", "version": "1", "files": {p: {"base": "b", "after": "a"} for p in "xy"}}
+
+    def said(live, version="1", *, importable=True):
+        return planning.classify(record, live, version, importable=importable)[1]
+
+    assert said({"x": "a", "y": "a"}) == "all 2 files of d-0001 are in place"
+    assert said({"x": "a", "y": "?"}) == "1 file out of 2 is neither the base nor as d-0001 left it"
+    assert said({"x": "?", "y": "?"}) == "2 files out of 2 are neither the base nor as d-0001 left it"
+    assert said({"x": "a", "y": "b"}) == "1 file of d-0001, out of 2, is not in place (reinstalled underneath?)"
+    assert said({"x": "a", "y": None}, importable=False) == "SGLang was uninstalled; 1 file of d-0001 is left over"

@@ -257,7 +257,7 @@ def test_status_orphaned_after_an_uninstall(tiny, near):
     for path in ("srt/a.py", "srt/b.py", "__init__.py", "srt/__init__.py"):
         (tiny.root / path).unlink()
     found = deploy.status(near)
-    assert (found.state, found.reason) == ("orphaned", "SGLang was uninstalled; 1 file(s) of d-0001 are left over")
+    assert (found.state, found.reason) == ("orphaned", "SGLang was uninstalled; 1 file of d-0001 is left over")
     with pytest.raises(OverlayError, match="uninstalled under the overlay"):
         deploy.plan_push(near, *bundle_for(tiny.root, RESULTS))
     assert deploy.rollback(near, purge=True).removed == 1

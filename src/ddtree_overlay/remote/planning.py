@@ -97,15 +97,19 @@ def classify(
     counts = {s: sum(f["state"] == s for f in files) for s in ("ours", "base", "missing", "foreign")}
     name, total = record["id"], len(files)
     if not importable:
-        return "orphaned", f"SGLang was uninstalled; {counts['ours']} file(s) of {name} are left over", files
+        return "orphaned", f"SGLang was uninstalled; {_are(counts['ours'], f' of {name}')} left over", files
     if counts["ours"] == total:
-        return "applied", f"all {total} files of {name} are in place", files
+        return "applied", f"{'all ' if total > 1 else ''}{_are(total, f' of {name}')} in place", files
     if version != record["version"]:
         return "upgraded", f"SGLang {record['version']} was replaced by {version} under {name}", files
     if counts["foreign"]:
-        return "drifted", f"{counts['foreign']} of {total} files are neither the base nor those of {name}", files
+        return "drifted", f"{_are(counts['foreign'], f' out of {total}')} neither the base nor as {name} left it", files
     gone = counts["base"] + counts["missing"]
-    return "partial", f"{gone} of {total} files of {name} are not in place (reinstalled underneath?)", files
+    return "partial", f"{_are(gone, f' of {name}, out of {total},')} not in place (reinstalled underneath?)", files
+
+
+def _are(number: int, which: str) -> str:
+    return f"{number} file{which} is" if number == 1 else f"{number} files{which} are"
 
 
 def _file_state(own: dict[str, Any], now: str | None) -> dict[str, str]:
