@@ -133,23 +133,22 @@ class Bundle:
         return digest_of((c.path, c.base_sha256) for c in self.changes if c.base_sha256 is not None)
 
     def to_json(self) -> bytes:
-        """Canonical bytes of `bundle.json`."""
-        return canonical_json(
-            {
-                "schema": SCHEMA,
-                "release": self.release,
-                "overlay_id": self.overlay_id,
-                "base_id": self.base_id,
-                "changes": [asdict(c) for c in self.changes],
-            }
-        )
+        """Canonical bytes of `bundle.json`; its checksum covers what the overlay id leaves out, as the release."""
+        value = {
+            "schema": SCHEMA,
+            "release": self.release,
+            "overlay_id": self.overlay_id,
+            "base_id": self.base_id,
+            "changes": [asdict(c) for c in self.changes],
+        }
+        return canonical_json({**value, "checksum": sha256(canonical_json(value))})
 
     @classmethod
     def from_json(cls, data: bytes) -> Bundle:
         """Read `bundle.json`.
 
         Raises:
-            ValueError: The bytes are not a bundle of this schema, or its id does not belong to its changes.
+            ValueError: The bytes are not a bundle of this schema, or were changed after it was made.
         """
         raw = json.loads(data)
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
@@ -157,6 +156,8 @@ class Bundle:
         bundle = cls(raw["release"], tuple(Change(**c) for c in raw["changes"]))
         if bundle.overlay_id != raw["overlay_id"]:
             raise ValueError(f"overlay id {raw['overlay_id']} does not belong to these changes ({bundle.overlay_id})")
+        if json.loads(bundle.to_json()) != raw:
+            raise ValueError("it was edited, or made by another version: its checksum does not fit")
         return bundle
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -150,7 +151,20 @@ def test_damaged_bundle_is_refused(tmp_path):
     with pytest.raises(ConflictError, match="truncated or was changed"):
         stored.files()
 
-    json = stored.folder / "bundle.json"
-    json.write_bytes(json.read_bytes().replace(b'"added": 1', b'"added": 1,').replace(b"0.5.11", b"0.5.12"))
+    path = stored.folder / "bundle.json"
+    path.write_bytes(path.read_bytes().replace(b'"added": 1', b'"added": 1,'))
     with pytest.raises(ConflictError, match="damaged"):
         space.load_bundles()
+
+
+@pytest.mark.parametrize("change", [{"release": "0.5.12"}, {"base_id": "0" * 12}, {"extra": 1}, {"checksum": None}])
+def test_bundle_that_was_edited_is_refused(tmp_path, change):
+    """Also what the overlay id does not cover: the release decides which edits and sites `verify` goes by."""
+    space = Workspace(tmp_path)
+    path = space.save_bundle(*bundle(b"base\n", b"patched\n")).folder / "bundle.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | change))
+
+    with pytest.raises(ConflictError, match="damaged") as caught:
+        space.load_bundles()
+    assert "checksum" in caught.value.why
+    assert str(path.parent) in caught.value.next_step
