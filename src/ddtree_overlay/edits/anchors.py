@@ -6,14 +6,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
-
-import libcst as cst
-import libcst.matchers as m
+from typing import TYPE_CHECKING, Protocol
 
 from ddtree_overlay.edits.patterns import matches, pattern
 from ddtree_overlay.edits.tree import Block, Scope, blocks_of, body_of, first_line, is_docstring, line_of
 from ddtree_overlay.errors import OverlayError
+
+
+if TYPE_CHECKING:
+    import libcst as cst
+    import libcst.matchers as m
+else:
+    from ddtree_overlay.edits.lazy import cst, m
 
 
 class AnchorError(OverlayError):

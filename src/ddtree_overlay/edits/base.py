@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-
-import libcst as cst
+from typing import TYPE_CHECKING
 
 from ddtree_overlay.edits.anchors import (
     After,
@@ -26,6 +25,12 @@ from ddtree_overlay.edits.anchors import (
     find_spot,
 )
 from ddtree_overlay.edits.tree import parse, replace_block
+
+
+if TYPE_CHECKING:
+    import libcst as cst
+else:
+    from ddtree_overlay.edits.lazy import cst
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,14 @@ import ast
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import libcst as cst
-import libcst.matchers as m
+
+if TYPE_CHECKING:
+    import libcst as cst
+    import libcst.matchers as m
+else:
+    from ddtree_overlay.edits.lazy import cst, m
 
 
 #: Fields that hold layout, not meaning.

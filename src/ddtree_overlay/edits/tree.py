@@ -4,17 +4,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TypeAlias, TypeVar
-
-import libcst as cst
-from libcst.metadata import MetadataWrapper, PositionProvider
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from ddtree_overlay.errors import OverlayError
 
 
-Block: TypeAlias = cst.Module | cst.IndentedBlock
-Scope: TypeAlias = cst.ClassDef | cst.FunctionDef
-_Node = TypeVar("_Node", bound=cst.CSTNode)
+if TYPE_CHECKING:
+    import libcst as cst
+else:
+    from ddtree_overlay.edits.lazy import cst
+
+
+Block: TypeAlias = "cst.Module | cst.IndentedBlock"
+Scope: TypeAlias = "cst.ClassDef | cst.FunctionDef"
+_Node = TypeVar("_Node", bound="cst.CSTNode")
 
 #: Fields of a compound statement that hold a block, or a clause that holds one.
 _CHILDREN = ("body", "handlers", "cases", "orelse", "finalbody")
@@ -101,6 +104,8 @@ def first_line(module: cst.Module, node: cst.CSTNode) -> str:
 
 def line_of(module: cst.Module, node: cst.CSTNode) -> int:
     """The line of a node of `module`. Slow (it resolves every position): for messages only."""
+    from libcst.metadata import MetadataWrapper, PositionProvider
+
     positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
     position = positions.get(node)
     return position.start.line if position else 0
