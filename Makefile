@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-decode test check patches engine clean
+.PHONY: help demo demo-decode test check patches engine bench-deploy clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -31,6 +31,9 @@ check: .venv/.stamp ## format, lint, types, stale patches
 patches: .venv/.stamp ## regenerate patches/ from the edits
 	$(BIN)/ddtree-overlay snapshot --release 0.5.11
 	$(BIN)/ddtree-overlay patch --release 0.5.11
+
+bench-deploy: .venv/.stamp ## time push and snapshot beside scp, ssh and tar on a private sshd
+	$(BIN)/python benchmarks/deploy.py
 
 engine: .venv/.stamp ## the environment of the engine tests, in .cache/engine (2.3 GB)
 	@scripts/engine_env

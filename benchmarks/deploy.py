@@ -4,8 +4,8 @@
 
     .venv/bin/python benchmarks/deploy.py [--rounds N] [--json FILE]
 
-Both arms run in turn in each round, against the same sshd and the same installed SGLang 0.5.11 (unpacked from the published
-wheel into a virtual environment):
+Both arms run in turn in each round, against the same sshd and the same installed SGLang 0.5.11 (unpacked from the
+published wheel into a virtual environment):
 
     push      `ddtree-overlay push --yes`: plan, backup, replace, verify, history
     copy      `scp -r` of the same 18 files, and one `ssh` command that does nothing
@@ -62,7 +62,9 @@ class Bench:
 
     def ours(self, verb: str, *words: str, workspace: Path | None = None) -> None:
         """Run ddtree-overlay as a user would."""
-        self._run(sys.executable, "-m", "ddtree_overlay", verb, "--host", "ct200", *words, cwd=workspace or self.workspace)
+        self._run(
+            sys.executable, "-m", "ddtree_overlay", verb, "--host", "ct200", *words, cwd=workspace or self.workspace
+        )
 
     def openssh(self, program: str, *words: str, **more: object) -> subprocess.CompletedProcess[bytes]:
         """Run ssh or scp with the key and the host key of the server."""
@@ -76,7 +78,9 @@ class Bench:
     def _run(self, *words: str, cwd: Path | None = None, **more: object) -> subprocess.CompletedProcess[bytes]:
         done = subprocess.run(words, cwd=cwd, env=_environment(), capture_output=True, check=False, timeout=300, **more)  # type: ignore[call-overload]
         if done.returncode:
-            raise SystemExit(f"{shlex.join(words)} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}")
+            raise SystemExit(
+                f"{shlex.join(words)} ended with {done.returncode}:\n{done.stderr.decode(errors='replace')}"
+            )
         return done
 
     @property
@@ -129,7 +133,9 @@ class Bench:
         goal.mkdir()
 
         def by_hand() -> None:
-            packed = self.openssh("ssh", self.login, f"tar -C {shlex.quote(str(self.sglang.root))} -c -T -", input=names.encode())
+            packed = self.openssh(
+                "ssh", self.login, f"tar -C {shlex.quote(str(self.sglang.root))} -c -T -", input=names.encode()
+            )
             self._run("tar", "-x", "-C", str(goal), input=packed.stdout)
 
         spent = timed(by_hand)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddtree_overlay.errors import ConflictError, OverlayError, UsageError
 from ddtree_overlay.hosts.transport import Transport
@@ -23,6 +23,9 @@ from ddtree_overlay.plans import (
 )
 
 
+if TYPE_CHECKING:
+    from ddtree_overlay.workspace import StoredBundle
+
 __all__ = [
     "Deployment",
     "FileAction",
@@ -35,8 +38,8 @@ __all__ = [
     "Status",
     "fetch_files",
     "history",
-    "live_digests",
     "plan_push",
+    "plan_push_of",
     "plan_rollback",
     "push",
     "rollback",
@@ -46,8 +49,21 @@ __all__ = [
 
 def plan_push(transport: Transport, bundle: Bundle, files: Mapping[str, bytes]) -> PushPlan:
     """What a push of `bundle` would do on the host now. Nothing is written there."""
-    changes = _changes(bundle, files)
-    result = transport.call("plan_push", {"changes": changes}).result
+    rows = [{**row, "size": len(files[row["path"]])} for row in bundle.rows()]
+    return _push_plan(transport, bundle, transport.call("plan_push", {"candidates": [rows]}).result)
+
+
+def plan_push_of(transport: Transport, stored: Sequence[StoredBundle]) -> tuple[PushPlan, StoredBundle]:
+    """The plan of the bundle that belongs to the files on the host, chosen there by their digests, and that bundle.
+
+    Of several for the same base the first is taken; when none fits, the first of all, and its plan has conflicts.
+    """
+    result = transport.call("plan_push", {"candidates": [s.rows() for s in stored]}).result
+    chosen = stored[result["chosen"]]
+    return _push_plan(transport, chosen.bundle, result), chosen
+
+
+def _push_plan(transport: Transport, bundle: Bundle, result: Mapping[str, Any]) -> PushPlan:
     lines = {c.path: (c.added, c.removed) for c in bundle.changes}
     return PushPlan(
         host=transport.name,
@@ -101,7 +117,9 @@ def push(
             "release": plan.release,
         }
         payload = b"".join(files[a.path] for a in overlay)
-        transport.call("push", args, payload)
+        done = transport.call("push", args, payload).result["deployment"]
+        if done is not None:
+            return _deployment(done)
     live = next((d for d in history(transport) if d.current), None)
     if live is None:
         raise OverlayError(
@@ -215,12 +233,6 @@ def history(transport: Transport) -> list[Deployment]:
     return [_deployment(d) for d in transport.call("history", {}).result["deployments"]]
 
 
-def live_digests(transport: Transport, paths: Collection[str]) -> dict[str, str | None]:
-    """Digest of each of `paths` (package-relative) on the host now; None where there is no such file."""
-    files = transport.call("digests", {"paths": sorted(paths)}).result["files"]
-    return {p: f["sha256"] if f else None for p, f in files.items()}
-
-
 def fetch_files(transport: Transport, paths: Collection[str]) -> dict[str, bytes | None]:
     """Contents of each of `paths` on the host now; None where there is no such file.
 
@@ -240,12 +252,6 @@ def fetch_files(transport: Transport, paths: Collection[str]) -> dict[str, bytes
             raise ConflictError(f"{item['path']} did not arrive as it is on {transport.name}")
         files[item["path"]] = data
     return files
-
-
-def _changes(bundle: Bundle, files: Mapping[str, bytes]) -> list[dict[str, Any]]:
-    return [
-        {"path": c.path, "base": c.base_sha256, "after": c.sha256, "size": len(files[c.path])} for c in bundle.changes
-    ]
 
 
 def _action(raw: Mapping[str, Any], lines: Mapping[str, tuple[int, int]]) -> FileAction:

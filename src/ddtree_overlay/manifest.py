@@ -132,6 +132,10 @@ class Bundle:
         """12 hex digits that name the base: the digests of every file that is changed."""
         return digest_of((c.path, c.base_sha256) for c in self.changes if c.base_sha256 is not None)
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Path, base digest and digest of each change, as the host takes them."""
+        return [{"path": c.path, "base": c.base_sha256, "after": c.sha256} for c in self.changes]
+
     def to_json(self) -> bytes:
         """Canonical bytes of `bundle.json`; its checksum covers what the overlay id leaves out, as the release."""
         value = {

@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ddtree_overlay.config import CONFIG_NAME
 from ddtree_overlay.errors import ConflictError, OverlayError, UsageError
 from ddtree_overlay.manifest import Bundle, Manifest, sha256
+from ddtree_overlay.remote import planning
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,14 @@ class StoredBundle:
         """
         again = f"rm -r {self.folder} and run ddtree-overlay patch again"
         return {c.path: _checked(self.folder / "files", c.path, c.sha256, "bundle", again) for c in self.bundle.changes}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The changes as the host takes them, with the size of each file; 0 for one that is missing."""
+        rows = self.bundle.rows()
+        for row in rows:
+            file = _inside(self.folder / "files", row["path"])
+            row["size"] = file.stat().st_size if file.is_file() else 0
+        return rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,18 +162,11 @@ class Workspace:
     def bundle_for(self, live: Mapping[str, str | None]) -> StoredBundle | None:
         """The newest bundle for the base that `live` (path -> sha256, None = absent) shows, or None.
 
-        A bundle speaks for its base when every file it touches is, in `live`, that base or the patched result. When
-        several were built for one base, the newest is meant, even if an older one is on the host. Names and versions
-        play no part.
+        The rule is that of the host (`planning.choose`). Names and versions play no part.
         """
         stored = self.load_bundles()
-        bases = {s.bundle.base_id for s in stored if fits(s.bundle, live)}
-        return next((s for s in stored if s.bundle.base_id in bases), None)
-
-
-def fits(bundle: Bundle, live: Mapping[str, str | None]) -> bool:
-    """Whether each file that `bundle` touches is, in `live`, its base or its patched result."""
-    return all(live.get(c.path) in (c.base_sha256, c.sha256) for c in bundle.changes)
+        chosen = planning.choose([s.bundle.rows() for s in stored], live)
+        return None if chosen is None else stored[chosen]
 
 
 def _snapshot_again(name: str) -> str:

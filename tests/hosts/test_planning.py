@@ -40,6 +40,21 @@ def test_push_makes_the_overlay_and_a_second_one_does_nothing(base, overlay):
     assert {a["action"] for a in again} == {"same"}
 
 
+@given(TREES, TREES, st.lists(OVERLAYS, min_size=2, max_size=4))
+def test_bundle_is_chosen_by_the_digests_of_the_host(base, other, overlays):
+    """The first bundle for the base that is there is meant, whichever of its overlays is in place; none for another."""
+    candidates = [changes_for(base, overlay) for overlay in overlays]
+    here = [sorted((c["path"], c["base"]) for c in changes if c["base"]) for changes in candidates]
+    for at, overlay in enumerate(overlays):
+        for live in (base, {**base, **overlay}):
+            chosen = planning.choose(candidates, live)
+            assert chosen is not None
+            assert chosen <= at
+            assert here[chosen] == here[at] or all(live[p] in (d, overlays[chosen].get(p)) for p, d in here[chosen])
+    strange = {p: f"strange-{d}" for p, d in other.items()}
+    assert planning.choose(candidates, strange) is None
+
+
 @given(TREES, OVERLAYS, OVERLAYS)
 def test_an_overlay_replaces_another_and_rollback_goes_through_both(base, first, second):
     """The second overlay is what it would be on the bare base; one step back is the first, the last one the base."""

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ddtree_overlay.cli.options import ANYTHING, INSTALLED, App, Target, verb
-from ddtree_overlay.cli.targets import live_bundle, opened
+from ddtree_overlay.cli.targets import bundles, live_bundle, opened
 from ddtree_overlay.errors import DifferencesError, OverlayError
-from ddtree_overlay.manifest import Manifest
+from ddtree_overlay.manifest import Manifest, sha256
 from ddtree_overlay.reports import bundle_lines, counted, finding_lines, row
 
 
@@ -97,10 +97,11 @@ def diff(app: App, target: Target, *, exit_code: bool) -> int:
     """
     from ddtree_overlay import deploy, diffs
 
+    paths = {change.path for stored in bundles(app, target) for change in stored.bundle.changes}
     with opened(app, target) as transport:
-        stored = live_bundle(app, target, transport)
-        files = stored.files()
-        live = deploy.fetch_files(transport, sorted(files))
+        live = deploy.fetch_files(transport, paths)
+    stored = live_bundle(app, target, {path: sha256(data) if data is not None else None for path, data in live.items()})
+    files = stored.files()
     parts = [diffs.unified(f"sglang/{p}", live[p], files[p]) for p in sorted(files) if live[p] != files[p]]
     data = b"".join(parts)
     app.screen.diff(data)

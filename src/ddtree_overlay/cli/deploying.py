@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddtree_overlay.cli.options import INSTALLED, App, CancelledError, Target, verb
-from ddtree_overlay.cli.targets import live_bundle, opened
+from ddtree_overlay.cli.targets import bundles, opened
 from ddtree_overlay.errors import UsageError
 from ddtree_overlay.reports import Line, deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
 
@@ -46,9 +46,8 @@ def push(app: App, target: Target, *, yes: bool, dry_run: bool, lock_wait: float
     from ddtree_overlay import deploy
 
     with opened(app, target) as transport:
-        stored = live_bundle(app, target, transport)
+        plan, stored = deploy.plan_push_of(transport, bundles(app, target))
         files = stored.files()
-        plan = deploy.plan_push(transport, stored.bundle, files)
         rest = f", overlay {plan.overlay_id} is already there; nothing was written"
         settled = row((f"{target.name}: up to date", "ok"), rest)
         if _settled(app, "push", plan, plan_lines(plan), settled, dry_run=dry_run):

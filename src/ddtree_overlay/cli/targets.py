@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ddtree_overlay.cli.options import App, Target
@@ -29,21 +29,28 @@ def opened(app: App, target: Target) -> Iterator[Transport]:
                 app.screen.warn(f"{target.name}: {text}")
 
 
-def live_bundle(app: App, target: Target, transport: Transport) -> StoredBundle:
-    """The bundle for the files that are on the target now, chosen by their digests.
+def bundles(app: App, target: Target) -> list[StoredBundle]:
+    """Every bundle that was built in this workspace, the newest first.
+
+    Raises:
+        OverlayError: There is none.
+    """
+    stored = app.workspace.load_bundles()
+    if not stored:
+        raise OverlayError(
+            "there is no bundle to push: nothing was patched in this workspace", next_step=_build(target)
+        )
+    return stored
+
+
+def live_bundle(app: App, target: Target, live: Mapping[str, str | None]) -> StoredBundle:
+    """The bundle for the files that are on the target now, chosen by their digests `live` (None = absent).
 
     Raises:
         OverlayError: No bundle was built in this workspace.
         ConflictError: Bundles were built, but none for these files.
     """
-    from ddtree_overlay import deploy
-
-    stored = app.workspace.load_bundles()
-    build = f"run {target.command('snapshot')} && {target.command('patch')}"
-    if not stored:
-        raise OverlayError("there is no bundle to push: nothing was patched in this workspace", next_step=build)
-    paths = sorted({change.path for s in stored for change in s.bundle.changes})
-    live = deploy.live_digests(transport, paths)
+    stored = bundles(app, target)
     found = app.workspace.bundle_for(live)
     if found is not None:
         return found
@@ -52,5 +59,9 @@ def live_bundle(app: App, target: Target, transport: Transport) -> StoredBundle:
         f"no bundle fits the SGLang on {target.name}",
         why=f"for the newest bundle {stored[0].bundle.overlay_id}, {', '.join(wrong[:3])}"
         f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''} differ from base and overlay",
-        next_step=f"{build}; if files were edited by hand there, see {target.command('status')} first",
+        next_step=f"{_build(target)}; if files were edited by hand there, see {target.command('status')} first",
     )
+
+
+def _build(target: Target) -> str:
+    return f"run {target.command('snapshot')} && {target.command('patch')}"

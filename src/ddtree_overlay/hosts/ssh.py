@@ -102,6 +102,7 @@ class _Exchange:
         self._request = request
         self._streams: dict[str, bytearray] = {"out": bytearray(), "err": bytearray()}
         self._last_sign = time.monotonic()
+        self._news = threading.Event()
 
     def run(self, timeout: float) -> Output:
         """Run until the answer is complete or both streams have ended.
@@ -117,11 +118,11 @@ class _Exchange:
         for thread in threads:
             thread.start()
         end = time.monotonic() + TOTAL_SECONDS
-        for thread in threads[1:]:
-            while thread.is_alive() and not complete(self._streams["out"], self._sentinel):
-                thread.join(0.05)
-                if time.monotonic() > min(self._last_sign + timeout, end):
-                    raise TimeoutError
+        while not complete(self._streams["out"], self._sentinel) and any(t.is_alive() for t in threads[1:]):
+            if time.monotonic() > min(self._last_sign + timeout, end):
+                raise TimeoutError
+            self._news.wait(0.05)
+            self._news.clear()
         code = None if complete(self._streams["out"], self._sentinel) else self._exit_status(timeout)
         return Output(bytes(self._streams["out"]), bytes(self._streams["err"]), code)
 
@@ -145,8 +146,11 @@ class _Exchange:
             while data := receive(65536):
                 self._streams[name].extend(data)
                 self._last_sign = time.monotonic()
+                self._news.set()
         except (paramiko.SSHException, OSError, EOFError):
             return
+        finally:
+            self._news.set()
 
     def _exit_status(self, timeout: float) -> int | None:
         """The exit status, or None when the process was killed or the connection lost."""

@@ -12,7 +12,7 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     agent         the operations by name, the reply frame, the heartbeat
     common        refusals, digests, paths that cannot leave the package
     locate        which SGLang the interpreter imports, and how it is installed
-    reading       snapshot, digests, file contents
+    reading       snapshot, file contents
     facts         versions, interpreter, disk, container
     kernels       which CUDA runtime the installed kernels link to
     processes     servers that are running

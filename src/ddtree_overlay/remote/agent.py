@@ -11,28 +11,28 @@ import signal
 import sys
 import threading
 import traceback
+from importlib import import_module
 from typing import Any, Callable
 
-from . import facts, probe, pushing, reading, reporting, rolling
 from .common import Refusal
 
 
 Answer = tuple[dict[str, Any], bytes]
 Operation = Callable[[dict[str, Any], bytes], Answer]
 
-OPERATIONS: dict[str, Operation] = {
-    "facts": facts.facts,
-    "snapshot": reading.snapshot,
-    "digests": reading.digests,
-    "fetch": reading.fetch,
-    "compile": probe.compile_files,
-    "probe": probe.probe,
-    "plan_push": pushing.plan_push,
-    "push": pushing.push,
-    "plan_rollback": rolling.plan_rollback,
-    "rollback": rolling.rollback,
-    "status": reporting.status,
-    "history": reporting.history,
+#: Operation -> the module and the function that carry it out; only what a call needs is compiled and imported.
+OPERATIONS: dict[str, tuple[str, str]] = {
+    "facts": ("facts", "facts"),
+    "snapshot": ("reading", "snapshot"),
+    "fetch": ("reading", "fetch"),
+    "compile": ("probe", "compile_files"),
+    "probe": ("probe", "probe"),
+    "plan_push": ("pushing", "plan_push"),
+    "push": ("pushing", "push"),
+    "plan_rollback": ("rolling", "plan_rollback"),
+    "rollback": ("rolling", "rollback"),
+    "status": ("reporting", "status"),
+    "history": ("reporting", "history"),
 }
 #: These finish, or put everything back, even when the connection is gone.
 MUTATING = frozenset({"push", "rollback"})
@@ -67,10 +67,7 @@ def serve(call: dict[str, Any], payload: bytes, sentinel: str) -> None:
 
 def _answer(call: dict[str, Any], payload: bytes) -> Answer:
     try:
-        operation = OPERATIONS.get(call["op"])
-        if operation is None:
-            raise Refusal("failed", f"the agent has no operation {call['op']!r}")
-        result, data = operation(call["args"], payload)
+        result, data = _operation(call["op"])(call["args"], payload)
         return {"ok": True, "result": result}, data
     except Refusal as refusal:
         return {"ok": False, "error": refusal.as_dict()}, b""
@@ -79,6 +76,14 @@ def _answer(call: dict[str, Any], payload: bytes) -> Answer:
     except Exception as e:
         fault = Refusal("failed", f"fault in the agent: {type(e).__name__}: {e}", why=traceback.format_exc())
         return {"ok": False, "error": fault.as_dict()}, b""
+
+
+def _operation(name: str) -> Operation:
+    if name not in OPERATIONS:
+        raise Refusal("failed", f"the agent has no operation {name!r}")
+    module, function = OPERATIONS[name]
+    found: Operation = getattr(import_module(f".{module}", __package__), function)
+    return found
 
 
 def _system_error(e: OSError, operation: str) -> Refusal:

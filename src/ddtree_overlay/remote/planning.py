@@ -16,6 +16,21 @@ Live = Mapping[str, "str | None"]
 Action = dict[str, Any]
 
 
+def choose(candidates: list[list[dict[str, Any]]], live: Live) -> int | None:
+    """Index of the candidate (a list of changes) that is meant for the base that `live` shows, or None.
+
+    A candidate speaks for its base when every file it touches is, in `live`, that base or the patched result. When
+    several were built for one base, the first is meant, even if another one is on the host.
+    """
+    bases = [sorted((c["path"], c["base"]) for c in changes if c["base"]) for changes in candidates]
+    fitting = [
+        base
+        for base, changes in zip(bases, candidates)  # noqa: B905  Python 3.9; made from each other just above
+        if all(live.get(c["path"]) in (c["base"], c["after"]) for c in changes)
+    ]
+    return next((i for i, base in enumerate(bases) if base in fitting), None)
+
+
 def plan_push(changes: list[dict[str, Any]], live: Live, record: dict[str, Any] | None) -> list[Action]:
     """The actions that bring `live` to the result of `changes` (each with `path`, `base`, `after`).
 

@@ -23,6 +23,7 @@ from .locate import Site, locate
 from .preflight import blockers
 from .probe import syntax_errors
 from .reading import describe
+from .reporting import one
 from .store import Store, write_durably
 
 
@@ -31,25 +32,37 @@ Record = dict[str, Any]
 
 
 def plan_push(args: dict[str, Any], _: bytes) -> Answer:
-    """What a push of `changes` (path, base, after, size) would do here now. Reads only."""
+    """What a push of one of `candidates` would do here now. Reads only.
+
+    A candidate is a list of changes (path, base, after, size). Of those for the base that is here the first is meant;
+    when none is for it, the first of all, so that its conflicts can be shown. `chosen` is its index.
+    """
     site = locate(args)
     store = Store(site.state, site.root)
     refuse_unrecorded(lost_record(store), store)
-    actions, record = _push_actions(args["changes"], store)
+    candidates: list[list[dict[str, Any]]] = args["candidates"]
+    live = live_view(store, {c["path"] for changes in candidates for c in changes})
+    chosen = planning.choose(candidates, live) or 0
+    changes = candidates[chosen]
+    actions, record = _push_actions(changes, store, live)
     todo = [a for a in actions if a["action"] not in ("same", "conflict")]
-    refusals = blockers(site, [a["path"] for a in todo], _bytes_needed(store, args["changes"]))
-    unknown = planning.unknown_base(actions, args["changes"], record)
+    refusals = blockers(site, [a["path"] for a in todo], _bytes_needed(store, changes))
+    unknown = planning.unknown_base(actions, changes, record)
     if unknown and todo:
         refusals.append(_no_base(unknown))
     result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "unknown_base": unknown}
     stray = record is None and not result["unfinished"] and marked(store)
-    return {**result, "deployment": record["id"] if record else None, "unrecorded": stray}, b""
+    return {**result, "chosen": chosen, "deployment": record["id"] if record else None, "unrecorded": stray}, b""
 
 
-def _push_actions(changes: list[dict[str, Any]], store: Store) -> tuple[list[planning.Action], Record | None]:
+def _push_actions(
+    changes: list[dict[str, Any]], store: Store, known: dict[str, str | None] | None = None
+) -> tuple[list[planning.Action], Record | None]:
+    """The actions, and the live deployment; `known` are digests that were just taken."""
     record = store.current()
     paths = {c["path"] for c in changes} | set(record["files"] if record else ())
-    return planning.plan_push(changes, live_view(store, paths), record), record
+    live = known or {}
+    return planning.plan_push(changes, {**live_view(store, paths - live.keys()), **live}, record), record
 
 
 def _bytes_needed(store: Store, changes: list[dict[str, Any]]) -> int:
@@ -95,10 +108,10 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
         check_plan(actions, args["expect"])
     else:
         # Also when the plan had work to do: somebody else has pushed the same overlay while this push was waiting.
-        return {"deployment": record["id"] if record else None, "noop": True, "recovered": note}
+        return {"deployment": one(store, record["id"]) if record else None, "recovered": note}
     _refuse_unsafe(site, store, todo, changes, unknown=planning.unknown_base(actions, changes, record))
     name = _deploy(site, store, args, staged=staged, actions=actions, record=record)
-    return {"deployment": name, "noop": False, "recovered": note}
+    return {"deployment": one(store, name), "recovered": note}
 
 
 def _refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Snapshot, digests and file contents: everything that reads and never writes."""
+"""Snapshot and file contents: everything that reads and never writes."""
 
 from __future__ import annotations
 
@@ -89,12 +89,6 @@ def _changed(path: str) -> Refusal:
         why="something is installing or editing SGLang on this host",
         next_step="wait until it is done, then run the same command again",
     )
-
-
-def digests(args: dict[str, Any], _: bytes) -> Answer:
-    """Digest and attributes of each path in `paths`; None for an absent file."""
-    site = locate(args)
-    return {**describe(site, args), "files": {p: entry(site.root, p) for p in args["paths"]}}, b""
 
 
 def fetch(args: dict[str, Any], _: bytes) -> Answer:
