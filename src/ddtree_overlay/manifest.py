@@ -11,6 +11,9 @@ from typing import Any
 
 
 SCHEMA = 1
+#: The module that tells a running server which overlay it has loaded. Each bundle has its own, made from the bundle's
+#: id; so the id is that of all the other changes.
+OVERLAY_ID_PATH = "srt/speculative/ddtree/overlay_id.py"
 
 
 def sha256(data: bytes) -> str:
@@ -125,7 +128,7 @@ class Bundle:
     @property
     def overlay_id(self) -> str:
         """12 hex digits that name exactly this set of changes on exactly this base."""
-        return digest_of((c.path, c.base_sha256, c.sha256) for c in self.changes)
+        return digest_of((c.path, c.base_sha256, c.sha256) for c in self.changes if c.path != OVERLAY_ID_PATH)
 
     @property
     def base_id(self) -> str:
@@ -162,7 +165,20 @@ class Bundle:
             raise ValueError(f"overlay id {raw['overlay_id']} does not belong to these changes ({bundle.overlay_id})")
         if json.loads(bundle.to_json()) != raw:
             raise ValueError("it was edited, or made by another version: its checksum does not fit")
+        own = sha256(overlay_id_module(bundle.overlay_id))
+        if any(c.path == OVERLAY_ID_PATH and c.sha256 != own for c in bundle.changes):
+            raise ValueError(f"{OVERLAY_ID_PATH} does not name the overlay {bundle.overlay_id}")
         return bundle
+
+
+def overlay_id_module(overlay_id: str) -> bytes:
+    """The source of the module at `OVERLAY_ID_PATH`."""
+    return f'''\
+# SPDX-License-Identifier: Apache-2.0
+"""Made by `ddtree-overlay patch`: names the overlay that this module came with."""
+
+OVERLAY_ID = "{overlay_id}"
+'''.encode()
 
 
 def digest_of(rows: Iterable[tuple[object, ...]]) -> str:

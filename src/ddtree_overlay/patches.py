@@ -94,7 +94,7 @@ def _series(names: list[str], patched: Patched) -> str:
         f"# The diffs have no context lines; above the {PACKAGE} folder: git apply --unidiff-zero NAME",
         *names,
         "",
-        "# New modules (sha256, path), in full in overlay/:",
+        "# New modules (sha256, path), in full in overlay/; overlay_id.py is made of their digests and the base's:",
         *(f"# {c.sha256}  {c.path}" for c in bundle.changes if c.adds),
     ]
     return "\n".join(lines) + "\n"

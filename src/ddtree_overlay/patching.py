@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ddtree_overlay.diffs import count_inserted
 from ddtree_overlay.edits.anchors import AnchorError
 from ddtree_overlay.edits.base import Edit, Insertion
 from ddtree_overlay.errors import ConflictError, OverlayError
-from ddtree_overlay.manifest import Bundle, Change, sha256
+from ddtree_overlay.manifest import OVERLAY_ID_PATH, Bundle, Change, overlay_id_module, sha256
 from ddtree_overlay.modules import imports, paths_of
 from ddtree_overlay.releases import RELEASES, Release, release
 
@@ -53,7 +53,7 @@ def load_overlay() -> dict[str, bytes]:
 
 def wanted_paths(overlay: Mapping[str, bytes]) -> frozenset[str]:
     """Every path a snapshot must hold if it exists: edited files, imported modules, and where new modules will land."""
-    wanted = set(overlay)
+    wanted = {*overlay, OVERLAY_ID_PATH}
     code = list(overlay.items())
     for edit in (edit for row in RELEASES for edit in row.edits):
         wanted.add(edit.path)
@@ -84,7 +84,7 @@ def build(base: Mapping[str, bytes], version: str, *, overlay: Mapping[str, byte
 
 def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, bytes]) -> Patched:
     """Patch a base with the edits of one row of the release table. Raises as `build`."""
-    _refuse_present(base, added)
+    _refuse_present(base, [*added.items(), (OVERLAY_ID_PATH, b"")])
     files: dict[str, bytes] = {}
     changes: list[Change] = []
     for edit in row.edits:
@@ -100,9 +100,10 @@ def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, b
         lines = count_inserted(before, after)
         assert lines is not None, f"{edit.path}: an upstream line was lost"
         changes.append(Change(edit.path, sha256(before), sha256(after), lines, 0))
-    for path, data in added.items():
-        files[path] = data
-        changes.append(Change(path, None, sha256(data), data.count(b"\n"), 0))
+    named = {OVERLAY_ID_PATH: overlay_id_module(Bundle(row.version, tuple(changes + _additions(added))).overlay_id)}
+    files.update(added)
+    files.update(named)
+    changes += _additions({**added, **named})
     return Patched(Bundle(row.version, tuple(sorted(changes, key=lambda c: c.path))), files)
 
 
@@ -145,8 +146,12 @@ def _patch(edit: Edit, before: bytes) -> bytes:
     raise _already(edit.path, f"it holds {held} of the overlay's insertions")
 
 
-def _refuse_present(base: Mapping[str, bytes], added: Mapping[str, bytes]) -> None:
-    for path, data in added.items():
+def _additions(added: Mapping[str, bytes]) -> list[Change]:
+    return [Change(path, None, sha256(data), data.count(b"\n"), 0) for path, data in added.items()]
+
+
+def _refuse_present(base: Mapping[str, bytes], added: Iterable[tuple[str, bytes]]) -> None:
+    for path, data in added:
         if path in base:
             same = "is there already" if base[path] == data else "is there already, with other content"
             raise _already(path, f"a module of the overlay {same}")

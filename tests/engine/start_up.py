@@ -32,7 +32,25 @@ def command_line():
         "--model-path m --speculative-algorithm DDTREE --speculative-ddtree-budget 9 --speculative-ddtree-topk-cap 4"
     )
     parsed = parser.parse_args([*words.split(), "--speculative-ddtree-allow-hybrid-unsafe"])
-    return {k: v for k, v in vars(parsed).items() if "ddtree" in k or k == "speculative_algorithm"}
+    shown = {k: v for k, v in vars(parsed).items() if "ddtree" in k or k == "speculative_algorithm"}
+    return {k: v for k, v in shown.items() if k != "speculative_ddtree_overlay_id"}
+
+
+def reported(arguments):
+    """What `/server_info` says of the overlay, whatever was given: directly, from flags, and in a sub-process."""
+    import argparse
+    import pickle
+
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.ddtree.overlay_id import OVERLAY_ID
+
+    field = "speculative_ddtree_overlay_id"
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    flagged = ServerArgs.from_cli_args(parser.parse_args(["--model-path", "dummy"]))
+    given = ServerArgs(**arguments, **{field: "mine"})
+    answers = [dataclasses.asdict(a)[field] for a in (flagged, given, pickle.loads(pickle.dumps(given)))]
+    return {"answers": answers, "id": OVERLAY_ID, "flag": f"--{field.replace('_', '-')}" in parser.format_help()}
 
 
 def registry():
@@ -54,4 +72,5 @@ if __name__ == "__main__":
         cases = json.load(source)
     results = {name: resolve(case["arguments"], case.get("again")) for name, case in cases.items()}
     with open(sys.argv[2], "w") as target:
-        json.dump({"cases": results, "command_line": command_line(), "registry": registry()}, target)
+        whole = {"cases": results, "command_line": command_line(), "registry": registry()}
+        json.dump({**whole, "reported": reported(cases["default budget"]["arguments"])}, target)

@@ -130,6 +130,13 @@ def test_command_line_has_the_flags(resolved: dict[str, Any]) -> None:
     }
 
 
+def test_a_server_reports_the_overlay_that_it_has_loaded(resolved: dict[str, Any]) -> None:
+    """The id is in the fields that `/server_info` answers with, survives pickling, has no flag, and cannot be set."""
+    reported = resolved["reported"]
+    assert reported["answers"] == [reported["id"]] * 3
+    assert not reported["flag"]
+
+
 def test_ddtree_is_a_member_of_its_own(resolved: dict[str, Any]) -> None:
     """DDTREE is a DFLASH to every predicate that asks, and no other algorithm is DDTREE."""
     assert resolved["registry"] == {

@@ -47,6 +47,11 @@ class ServerArgs:
     speculative_dflash_block_size: Optional[int] = None
     speculative_dflash_draft_window_size: Optional[int] = None
 
+    def __post_init__(self):
+        'Complete the arguments.'
+
+        self._handle_speculative_decoding()
+
     def _handle_attention_backend_compatibility(self):
         self.attention_backend = self.attention_backend or "fa3"
 
@@ -159,6 +164,12 @@ def enter_dflash_handling(server_args: ServerArgs) -> None:
 def finish_dflash_handling(server_args: ServerArgs) -> None:
     server_args._handle_attention_backend_compatibility()
     server_args.speculative_algorithm = "DDTREE"
+
+
+def report_overlay(server_args: ServerArgs) -> None:
+    from sglang.srt.speculative.ddtree.overlay_id import OVERLAY_ID
+
+    server_args.speculative_ddtree_overlay_id = OVERLAY_ID
 
 
 def extra_draft_columns(server_args: ServerArgs) -> int:

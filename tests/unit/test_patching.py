@@ -2,13 +2,14 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 
 import pytest
 from tests.support import small, wheels
 
 from ddtree_overlay.edits.anchors import AnchorError
 from ddtree_overlay.errors import ConflictError, OverlayError
-from ddtree_overlay.manifest import Bundle, sha256
+from ddtree_overlay.manifest import OVERLAY_ID_PATH, Bundle, sha256
 from ddtree_overlay.patching import (
     SUPPORTED_RELEASES,
     AlreadyPatchedError,
@@ -29,10 +30,31 @@ def test_bundle_holds_every_edit_and_every_new_module():
     patched = built()
 
     assert {c.path for c in patched.bundle.changes} == set(patched.files)
-    assert {c.path for c in patched.bundle.changes if c.adds} == set(small.overlay())
+    assert {c.path for c in patched.bundle.changes if c.adds} == {*small.overlay(), OVERLAY_ID_PATH}
     assert all(c.sha256 == sha256(patched.files[c.path]) for c in patched.bundle.changes)
     assert all(c.base_sha256 == sha256(small.base()[c.path]) for c in patched.bundle.changes if not c.adds)
     assert all(c.added > 0 and c.removed == 0 for c in patched.bundle.changes if not c.adds)
+
+
+def test_the_bundle_carries_a_module_that_names_it():
+    """A running server can report its overlay; the module is left out of the id, or no id could ever fit."""
+    patched = built()
+    bundle = patched.bundle
+    scope: dict[str, str] = {}
+    exec(patched.files[OVERLAY_ID_PATH], scope)
+    others = tuple(c for c in bundle.changes if c.path != OVERLAY_ID_PATH)
+
+    assert scope["OVERLAY_ID"] == bundle.overlay_id == Bundle(bundle.release, others).overlay_id
+    assert Bundle.from_json(bundle.to_json()) == bundle
+
+
+def test_a_bundle_whose_module_names_another_overlay_is_refused():
+    """An id that the live server could not report would make every proof fail."""
+    bundle = built().bundle
+    wrong = tuple(replace(c, sha256="0" * 64) if c.path == OVERLAY_ID_PATH else c for c in bundle.changes)
+
+    with pytest.raises(ValueError, match=r"overlay_id\.py does not name the overlay"):
+        Bundle.from_json(replace(bundle, changes=wrong).to_json())
 
 
 def test_building_twice_gives_the_same_bytes():
@@ -157,5 +179,5 @@ def test_the_published_wheel_is_patched():
 
     patched = build(base, "0.5.11")
 
-    assert len(patched.files) == len(overlay) + 7
+    assert len(patched.files) == len(overlay) + 1 + 7
     assert all(c.removed == 0 for c in patched.bundle.changes)

@@ -14,6 +14,11 @@ class ServerArgs:
     speculative_dflash_draft_window_size: Optional[int] = None
     speculative_accept_threshold_single: float = 1.0
 
+    def __post_init__(self):
+        'Complete the arguments.'
+
+        self._handle_speculative_decoding()
+
     def _handle_attention_backend_compatibility(self):
         model_config = self.get_model_config()
 
@@ -43,7 +48,17 @@ class ServerArgs:
     speculative_ddtree_budget: int = 64
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_allow_hybrid_unsafe: bool = False
+    speculative_ddtree_overlay_id: Optional[str] = None
     speculative_accept_threshold_single: float = 1.0
+
+    def __post_init__(self):
+        'Complete the arguments.'
+
+        from sglang.srt.speculative.ddtree.args import report_overlay
+
+        report_overlay(self)
+
+        self._handle_speculative_decoding()
 
     def _handle_attention_backend_compatibility(self):
         if str(self.speculative_algorithm).upper() == "DDTREE":
@@ -98,9 +113,22 @@ SERVER_ARGS = Edit(
                 "speculative_ddtree_budget: int = 64",
                 "speculative_ddtree_topk_cap: Optional[int] = None",
                 "speculative_ddtree_allow_hybrid_unsafe: bool = False",
+                "speculative_ddtree_overlay_id: Optional[str] = None",
             ),
             after="speculative_dflash_draft_window_size",
-            reason="`ServerArgs.from_cli_args` copies every dataclass field from the flag of the same name.",
+            reason="`ServerArgs.from_cli_args` copies every dataclass field from the flag of the same name, and "
+            "`/server_info` answers with every field.",
+        ),
+        insert_statements(
+            "ServerArgs.__post_init__",
+            AtStart(),
+            """\
+from sglang.srt.speculative.ddtree.args import report_overlay
+
+report_overlay(self)
+""",
+            reason="Whatever the arguments hold, the server reports the overlay whose code it has loaded.",
+            blank_before=1,
         ),
         insert_statements(
             "ServerArgs._handle_attention_backend_compatibility",

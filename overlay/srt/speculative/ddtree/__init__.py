@@ -10,6 +10,7 @@
     targets       verify logits -> one target token per node, greedy or sampled
     verify_input  one verify step of a batch: mask, slots, acceptance, commit
     worker        the DFLASH worker with the chain replaced by a tree
+    overlay_id    which overlay this is; made by `ddtree-overlay patch`
     trace         a JSON line per verified tree, for tests and debugging
 
 `tree` and `accept` know tensors alone; only `verify_input` and `worker` know the scheduler. Nothing is imported here:

@@ -70,6 +70,15 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
         help="DDTREE only. Serve a model with recurrent (Mamba, GDN) layers although these read the tree's nodes as "
         "one sequence: the output then differs from the model's own.",
     )
+    # No flag: `report_overlay` sets the field. `ServerArgs.from_cli_args` reads it here all the same.
+    parser.set_defaults(speculative_ddtree_overlay_id=None)
+
+
+def report_overlay(server_args: ServerArgs) -> None:
+    """Let `/server_info` name the overlay that this process has loaded; nobody can set it to anything else."""
+    from sglang.srt.speculative.ddtree.overlay_id import OVERLAY_ID
+
+    server_args.speculative_ddtree_overlay_id = OVERLAY_ID
 
 
 def choose_attention_backend(server_args: ServerArgs) -> None:
