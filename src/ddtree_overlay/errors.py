@@ -23,7 +23,8 @@ class OverlayError(Exception):
     Args:
         what: One sentence that says what went wrong, with the file, host or key it happened to.
         why: The cause, where it is known and not already in `what`.
-        next_step: The command or change that gets the user further.
+        next_step: The command or change that gets the user further. The command line puts the option that selects its
+            target (`--host NAME`) in the place of `{target}`.
     """
 
     exit_code = 1

@@ -26,7 +26,15 @@ _OURS = re.compile(rb"ddtree", re.IGNORECASE)
 
 
 class AlreadyPatchedError(ConflictError):
-    """The base already holds the overlay, or part of it."""
+    """The base already holds the overlay, or part of it; `path` is the first file that does."""
+
+    def __init__(self, path: str, why: str) -> None:
+        super().__init__(
+            f"{path} is already patched; the base is needed",
+            why=why,
+            next_step="ddtree-overlay rollback {target} --to base, then ddtree-overlay snapshot {target}",
+        )
+        self.path = path
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +101,10 @@ def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, b
             raise OverlayError(
                 f"{edit.path} is missing from the snapshot",
                 why=f"SGLang {row.version} has this file, and the overlay edits it",
-                next_step="take the snapshot again: ddtree-overlay snapshot",
+                next_step="take the snapshot again: ddtree-overlay snapshot {target}",
             )
-        after = _patch(edit, before)
+        _refuse_edited(edit, before)
+        after = edit.apply(before)
         files[edit.path] = after
         lines = count_inserted(before, after)
         assert lines is not None, f"{edit.path}: an upstream line was lost"
@@ -105,6 +114,18 @@ def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, b
     files.update(named)
     changes += _additions({**added, **named})
     return Patched(Bundle(row.version, tuple(sorted(changes, key=lambda c: c.path))), files)
+
+
+def check_pristine(base: Mapping[str, bytes], *, overlay: Mapping[str, bytes] | None = None) -> None:
+    """Refuse a base that holds the overlay, or part of it.
+
+    Raises:
+        AlreadyPatchedError: A file is the overlay's, or was edited by it.
+    """
+    _refuse_present(base, load_overlay() if overlay is None else overlay)
+    for edit in (edit for row in RELEASES for edit in row.edits):
+        if edit.path in base:
+            _refuse_edited(edit, base[edit.path])
 
 
 def unpatch(patched: bytes, path: str, version: str | None = None) -> bytes:
@@ -122,7 +143,9 @@ def unpatch(patched: bytes, path: str, version: str | None = None) -> bytes:
     rows = RELEASES if version is None else (release(version),)
     edits = list(dict.fromkeys(edit for row in rows for edit in row.edits if edit.path == path))
     if not edits:
-        raise OverlayError(f"{path} is not edited by the overlay", next_step="list what is: ddtree-overlay diff")
+        raise OverlayError(
+            f"{path} is not edited by the overlay", next_step="list what is: ddtree-overlay diff {target}"
+        )
     failures: list[AnchorError] = []
     for edit in edits:
         try:
@@ -132,18 +155,18 @@ def unpatch(patched: bytes, path: str, version: str | None = None) -> bytes:
     raise failures[0]
 
 
-def _patch(edit: Edit, before: bytes) -> bytes:
+def _refuse_edited(edit: Edit, before: bytes) -> None:
     if not _OURS.search(before):
-        return edit.apply(before)
+        return
     present: tuple[Insertion, ...] = ()
     with contextlib.suppress(AnchorError):
         _, present = edit.plan(before)
     if not present:
-        raise _already(
+        raise AlreadyPatchedError(
             edit.path, "it speaks of DDTree, but not in our words: another overlay, or another version of this one"
         )
     held = "all" if len(present) == len(edit.insertions) else f"{len(present)} of {len(edit.insertions)}"
-    raise _already(edit.path, f"it holds {held} of the overlay's insertions")
+    raise AlreadyPatchedError(edit.path, f"it holds {held} of the overlay's insertions")
 
 
 def _additions(added: Mapping[str, bytes]) -> list[Change]:
@@ -154,12 +177,4 @@ def _refuse_present(base: Mapping[str, bytes], added: Iterable[tuple[str, bytes]
     for path, data in added:
         if path in base:
             same = "is there already" if base[path] == data else "is there already, with other content"
-            raise _already(path, f"a module of the overlay {same}")
-
-
-def _already(path: str, why: str) -> AlreadyPatchedError:
-    return AlreadyPatchedError(
-        f"{path} is already patched; the base is needed",
-        why=why,
-        next_step="take the overlay off first: ddtree-overlay rollback, or snapshot a pristine install",
-    )
+            raise AlreadyPatchedError(path, f"a module of the overlay {same}")

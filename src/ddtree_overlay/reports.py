@@ -53,6 +53,11 @@ def listed(names: Iterable[object], limit: int = 5) -> str:
     return ", ".join(every[:limit]) + rest
 
 
+def moment(seconds: float) -> str:
+    """A time as it is printed: to the minute, UTC."""
+    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+
 def snapshot_lines(manifest: Manifest, facts: Mapping[str, Any], folder: str) -> list[Line]:
     """What a snapshot found."""
     versions = [f"{name} {version}" for name, version in manifest.versions.items() if version and name != "sglang"]
@@ -168,7 +173,7 @@ def status_lines(found: Status) -> list[Line]:
         lines.append(row(f"  {found.reason}"))
     if found.deployment is not None:
         done = found.deployment
-        when = f"{_moment(done.time)} by {done.operator or 'unknown'}"
+        when = f"{moment(done.time)} by {done.operator or 'unknown'}"
         lines.append(row(f"  {done.id} ({done.state})  overlay {done.overlay_id}  {when}"))
     lines += [
         row("  ", ("! ", "bad"), f"{file.path}: {file.state}{f', {file.reason}' if file.reason else ''}")
@@ -187,7 +192,7 @@ def history_lines(host: str, deployments: Sequence[Deployment]) -> list[Line]:
         state = ("rolled back", "dim") if done.undone else (done.state, "ok" if done.state == "good" else "warn")
         mark = "*" if done.current else " "
         note = f"  {done.note}" if done.note else ""
-        text = f"  overlay {done.overlay_id}  sglang {done.release}  {_moment(done.time)}  {done.operator}{note}"
+        text = f"  overlay {done.overlay_id}  sglang {done.release}  {moment(done.time)}  {done.operator}{note}"
         lines.append(row(f" {mark}{done.id}  ", (f"{state[0]:<11}", state[1]), text))
     return lines
 
@@ -268,7 +273,3 @@ def _remarks(warnings: Iterable[str], processes: Sequence[Process]) -> list[Line
         text = f"{running} ({pids}) {verb} the old code until restarted"
         lines.append(row(("restart: ", "warn"), text))
     return lines
-
-
-def _moment(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from ddtree_overlay.config import CONFIG_NAME
 from ddtree_overlay.errors import ConflictError, OverlayError, UsageError
 from ddtree_overlay.manifest import Bundle, Manifest, sha256
 from ddtree_overlay.remote import planning
+
+
+MANIFEST_NAME = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +34,7 @@ class StoredBundle:
         Raises:
             ConflictError: A file is missing, truncated or changed since it was saved.
         """
-        again = f"rm -r {self.folder} and run ddtree-overlay patch again"
+        again = f"rm -r {shlex.quote(str(self.folder))} && ddtree-overlay patch {{target}}"
         return {c.path: _checked(self.folder / "files", c.path, c.sha256, "bundle", again) for c in self.bundle.changes}
 
     def rows(self) -> list[dict[str, Any]]:
@@ -84,7 +88,7 @@ class Workspace:
         for path, data in files.items():
             _write(_inside(folder / "files", path), data)
         _prune(folder / "files", files)
-        _write(folder / "manifest.json", manifest.to_json())
+        _write(folder / MANIFEST_NAME, manifest.to_json())
         return folder
 
     def load_manifest(self, name: str) -> Manifest | None:
@@ -93,7 +97,7 @@ class Workspace:
         Raises:
             ConflictError: The manifest cannot be read.
         """
-        path = self.snapshot_folder(name) / "manifest.json"
+        path = self.snapshot_folder(name) / MANIFEST_NAME
         try:
             return Manifest.from_json(path.read_bytes())
         except FileNotFoundError:
@@ -154,7 +158,7 @@ class Workspace:
                 raise ConflictError(
                     f"{path} is damaged",
                     why=str(e),
-                    next_step=f"rm -r {path.parent} and run ddtree-overlay patch again",
+                    next_step=f"rm -r {shlex.quote(str(path.parent))} && ddtree-overlay patch {{target}}",
                 ) from e
             found.append((path.stat().st_mtime_ns, StoredBundle(bundle, path.parent)))
         return [stored for _, stored in sorted(found, key=lambda pair: pair[0], reverse=True)]

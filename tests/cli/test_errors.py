@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -161,12 +163,45 @@ def test_modified_base_file_is_refused_and_nothing_is_written(run, patched_root,
     assert not differences(before, listing(site))
 
 
-def test_already_patched_base_is_refused(run, patched_root):
-    """Exit 4: a base that holds the overlay is not patched twice, and is told apart from a strange file."""
-    assert run("push", "--root", str(patched_root), "--yes").code == 0
-    assert run("snapshot", "--root", str(patched_root)).code == 0
+def test_snapshot_of_a_patched_install_is_refused_and_the_base_is_kept(run, patched_root, workspace):
+    """Exit 4: the good snapshot is not replaced by one of patched files, and what is built on it still works."""
+    root = str(patched_root)
+    assert run("push", "--root", root, "--yes").code == 0
+    before = listing(workspace)
 
-    refused(run("patch", "--root", str(patched_root)), 4, "already patched", "rollback")
+    again = f"ddtree-overlay patch --root {root} builds on the kept snapshot"
+    undo = f"ddtree-overlay rollback --root {root} --to base"
+    refused(run("snapshot", "--root", root), 4, "carries an overlay (d-0001)", "the base snapshot of ", again, undo)
+    assert not differences(before, listing(workspace))
+    shutil.rmtree(workspace / "snapshots")
+    refused(run("snapshot", "--root", root), 4, "there is no earlier snapshot", f"next: {undo}")
+    assert run(*undo.split()[1:], "--yes").code == 0
+    assert run("snapshot", "--root", root).code == 0
+
+
+def test_partly_patched_install_is_no_base(run, patched_root, workspace):
+    """One edited file among pristine ones is enough, although no deployment is recorded."""
+    file = patched_root / "srt/server_args.py"
+    patched = next((workspace / "build").glob("*/files/srt/server_args.py")).read_bytes()
+    file.unlink()
+    file.write_bytes(patched)
+
+    refused(run("snapshot", "--root", str(patched_root)), 4, "srt/server_args.py: it holds all of", "reinstall SGLang")
+
+
+def test_snapshot_of_patched_files_from_before_is_refused_by_patch_and_verify(run, patched_root, workspace):
+    """Exit 4 with one message, not with a finding for each insertion that is there twice."""
+    folder = next((workspace / "snapshots").iterdir())
+    data = next((workspace / "build").glob("*/files/srt/server_args.py")).read_bytes()
+    (folder / "files/srt/server_args.py").write_bytes(data)
+    manifest = json.loads((folder / "manifest.json").read_bytes())
+    entry = next(f for f in manifest["files"] if f["path"] == "srt/server_args.py")
+    entry.update(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    for verb in ("patch", "verify"):
+        undo = f"next: ddtree-overlay rollback --root {patched_root} --to base"
+        refused(run(verb, "--root", str(patched_root)), 4, "srt/server_args.py is already patched", undo)
 
 
 def test_push_without_a_terminal_is_refused(run, patched_root, site):

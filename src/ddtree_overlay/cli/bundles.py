@@ -70,9 +70,11 @@ def verify(app: App, target: Target, *, offline: bool) -> int:
     findings and exits 3 when one of them is an error. Nothing is written, on the host only a scratch folder
     that is removed again.
     """
+    from ddtree_overlay.patching import check_pristine
     from ddtree_overlay.verify import verify_bundle, verify_on_host
 
     manifest, base = _snapshot(app, target)
+    check_pristine(base)
     patched = _patched(app, target, manifest)
     app.screen.note(f"{target.name}: checking bundle {patched.bundle.overlay_id}")
     findings = list(verify_bundle(manifest, base, patched))

@@ -100,11 +100,15 @@ def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable
             del given["verbose"]
             _log_to_stderr(screen.verbosity)
             named = {str(o.name): given.pop(str(o.name)) for o in targets}
+            target = None
             try:
                 patience, accept_new = given.pop("timeout"), given.pop("accept_new")
                 app = App(screen, Workspace.find(given.pop("workdir")), given.pop("config"), patience, accept_new)
-                return function(app, find_target(app, release_allowed=_RELEASE in targets, **named), **given)
+                target = find_target(app, release_allowed=_RELEASE in targets, **named)
+                return function(app, target, **given)
             except OverlayError as e:
+                if target is not None:
+                    e.next_step = e.next_step.replace("{target}", target.flag)
                 screen.fail(e)
                 return e.exit_code
             except OSError as e:

@@ -5,12 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ddtree_overlay.cli.options import ANYTHING, App, Target, verb
 from ddtree_overlay.cli.targets import opened
 from ddtree_overlay.errors import ConflictError
 from ddtree_overlay.manifest import FileEntry, Manifest
-from ddtree_overlay.reports import snapshot_lines
+from ddtree_overlay.reports import moment, snapshot_lines
+from ddtree_overlay.workspace import MANIFEST_NAME
+
+
+if TYPE_CHECKING:
+    from ddtree_overlay.patching import AlreadyPatchedError
+    from ddtree_overlay.plans import Status
 
 
 Files = Mapping[str, bytes]
@@ -25,6 +32,7 @@ def snapshot(app: App, target: Target) -> int:
     Finds the SGLang that the configured interpreter imports, copies the modules that DDTREE changes or reads, and
     writes a manifest with versions, install kind, and digest, mode, owner and link count of each file. Files that are
     unchanged since the last snapshot are not transferred again. --release takes the published wheel instead.
+    A host that carries the overlay is refused: its files are no base, and the last snapshot stays.
     """
     known = _known(app, target)
     cached = app.workspace.cached_files(known) if known else {}
@@ -68,13 +76,41 @@ def _kept(manifest: Manifest, *, published: bool) -> Manifest:
 
 
 def _take(app: App, target: Target, known: Manifest | None, cached: Files) -> tuple[Manifest, dict[str, bytes]]:
-    from ddtree_overlay import patching, snapshots
+    from ddtree_overlay import deploy, patching, snapshots
 
-    wanted = patching.wanted_paths(patching.load_overlay())
+    overlay = patching.load_overlay()
+    wanted = patching.wanted_paths(overlay)
     if target.release is not None:
         return snapshots.snapshot_release(target.release, app.workspace.cache, wanted, known=known, cached=cached)
     with opened(app, target) as transport:
-        return snapshots.snapshot_host(transport, target.name, wanted, known=known, cached=cached)
+        taken = snapshots.snapshot_host(transport, target.name, wanted, known=known, cached=cached)
+        try:
+            patching.check_pristine(taken[1], overlay=overlay)
+        except patching.AlreadyPatchedError as e:
+            base = None if known is None or any(known.entry(path) for path in overlay) else known
+            raise _no_base(app, target, base, deploy.status(transport), e) from e
+        return taken
+
+
+def _no_base(
+    app: App, target: Target, base: Manifest | None, live: Status, found: AlreadyPatchedError
+) -> ConflictError:
+    """The refusal to take a patched install for a base, with what can be done instead."""
+    who = f" ({live.deployment.id})" if live.deployment else ""
+    kept, step = "there is no earlier snapshot", ""
+    if base is not None:
+        folder = app.workspace.snapshot_folder(base.name)
+        taken = moment((folder / MANIFEST_NAME).stat().st_mtime)
+        kept = f"the base snapshot of {taken} in {folder.relative_to(app.workspace.root)} is kept"
+        step = f"{target.command('patch')} builds on the kept snapshot; for a new one, first "
+    undo = f"{target.command('rollback')} --to base"
+    if live.state == "pristine":
+        undo = f"reinstall SGLang on the host: pip install --force-reinstall --no-deps sglang=={live.version}"
+    return ConflictError(
+        f"{target.name} carries an overlay{who}: its files are no base to snapshot",
+        why=f"{found.path}: {found.why}; {kept}",
+        next_step=f"{step}{undo}",
+    )
 
 
 def _source(target: Target) -> str:
