@@ -126,7 +126,7 @@ def _release(facts: Mapping[str, Any]) -> Iterator[Check]:
         step = f"pip install sglang=={supported[-1]} on the host"
         yield Check("sglang", "error", f"{said} has no DFlash, which DDTREE builds on", step)
     elif version not in supported:
-        step = f"ddtree-overlay snapshot {facts['target']}, then ddtree-overlay patch"
+        step = f"ddtree-overlay snapshot {facts['target']} && ddtree-overlay patch {facts['target']}"
         yield Check("sglang", "warning", f"{said} is not one of the supported releases: {', '.join(supported)}", step)
     else:
         yield Check("sglang", "ok", said)

@@ -106,7 +106,7 @@ class _Plan(_Data):
             raise self.blockers[0].error()
 
     def _conflict_step(self) -> str:
-        return f"ddtree-overlay snapshot {self.target}, then ddtree-overlay patch"
+        return f"ddtree-overlay snapshot {self.target} && ddtree-overlay patch {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -44,3 +46,23 @@ def test_only_the_manifests_of_releases_are_under_version_control(tmp_path, path
     done = subprocess.run(["git", "check-ignore", "--quiet", path], cwd=tmp_path, check=False)
 
     assert done.returncode == (1 if kept else 0)
+
+
+def test_every_command_that_a_message_advises_names_its_target():
+    """What a user copies from a message must run as it stands."""
+    advised = re.compile(
+        r"(?<!`)ddtree-overlay (?:snapshot|patch|verify|diff|push|rollback|status|history|doctor)\b(?! [-{])"
+    )
+    loose = []
+    for path in sorted((PROJECT / "src").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        # Docstrings and the examples of the help are no messages.
+        prose = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+        prose |= {id(k.value) for k in ast.walk(tree) if isinstance(k, ast.keyword) and k.arg == "example"}
+        inner = {id(v) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for v in n.values}
+        for node in ast.walk(tree):
+            text = ast.unparse(node) if isinstance(node, ast.JoinedStr) else getattr(node, "value", None)
+            if isinstance(text, str) and not {id(node)} & (prose | inner) and advised.search(text):
+                loose.append(f"{path.name}:{node.lineno}: {text}")
+
+    assert loose == []
