@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,7 @@ def build(base: Mapping[str, bytes], version: str, *, overlay: Mapping[str, byte
 
 def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, bytes]) -> Patched:
     """Patch a base with the edits of one row of the release table. Raises as `build`."""
-    _refuse_present(base, [*added.items(), (OVERLAY_ID_PATH, b"")])
+    _refuse_present(base, added)
     files: dict[str, bytes] = {}
     changes: list[Change] = []
     for edit in row.edits:
@@ -173,8 +173,8 @@ def _additions(added: Mapping[str, bytes]) -> list[Change]:
     return [Change(path, None, sha256(data), data.count(b"\n"), 0) for path, data in added.items()]
 
 
-def _refuse_present(base: Mapping[str, bytes], added: Iterable[tuple[str, bytes]]) -> None:
-    for path, data in added:
+def _refuse_present(base: Mapping[str, bytes], added: Mapping[str, bytes]) -> None:
+    for path, data in {**added, OVERLAY_ID_PATH: b""}.items():
         if path in base:
             same = "is there already" if base[path] == data else "is there already, with other content"
             raise AlreadyPatchedError(path, f"a module of the overlay {same}")
