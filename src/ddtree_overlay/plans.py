@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ddtree_overlay.errors import ConflictError, OverlayError
+from ddtree_overlay.remote.planning import OTHER_BASE
 
 
 Kind = Literal["add", "change", "remove", "same", "conflict"]
@@ -96,7 +97,8 @@ class _Plan(_Data):
         """
         if self.conflicts:
             first = self.conflicts[0]
-            more = f" (and {len(self.conflicts) - 1} more files)" if len(self.conflicts) > 1 else ""
+            others = len(self.conflicts) - 1
+            more = f" (and {others} more file{'s' if others > 1 else ''})" if others else ""
             raise ConflictError(
                 f"{self.host}: {first.path} is not as expected: {first.reason}{more}",
                 why="nothing was written",
@@ -106,7 +108,7 @@ class _Plan(_Data):
             raise self.blockers[0].error()
 
     def _conflict_step(self) -> str:
-        return f"ddtree-overlay snapshot {self.target} && ddtree-overlay patch {self.target}"
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +129,14 @@ class PushPlan(_Plan):
         """Whether everything is in place already."""
         return all(a.action == "same" for a in self.actions)
 
+    def _conflict_step(self) -> str:
+        build = f"ddtree-overlay snapshot {self.target} && ddtree-overlay patch {self.target}"
+        if self.deployment is None:
+            return build
+        if self.conflicts[0].reason.endswith(OTHER_BASE):
+            return f"ddtree-overlay rollback {self.target} --to base && {build}"
+        return f"ddtree-overlay diff {self.target}, which shows the change and how to take it back"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RollbackPlan(_Plan):
@@ -143,7 +153,7 @@ class RollbackPlan(_Plan):
         return not self.undoes and not self.purge
 
     def _conflict_step(self) -> str:
-        return f"ddtree-overlay diff {self.target}; put the file back as the deployment left it, or reinstall SGLang"
+        return f"ddtree-overlay diff {self.target}, which shows the change and how to take it back"
 
 
 @dataclass(frozen=True, slots=True)

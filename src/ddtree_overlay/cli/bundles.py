@@ -3,19 +3,23 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from ddtree_overlay.cli.options import ANYTHING, INSTALLED, App, Target, verb
-from ddtree_overlay.cli.targets import bundles, live_bundle, opened
+from ddtree_overlay.cli.targets import bundles, deployed_bundle, opened
 from ddtree_overlay.errors import DifferencesError, OverlayError
 from ddtree_overlay.manifest import Manifest, sha256
-from ddtree_overlay.reports import bundle_lines, counted, finding_lines, row
+from ddtree_overlay.reports import bundle_lines, counted, finding_lines, listed, row
 
 
 if TYPE_CHECKING:
     from ddtree_overlay.patching import Patched
+    from ddtree_overlay.plans import Status
+    from ddtree_overlay.workspace import StoredBundle
 
 
 @verb(targets=ANYTHING, example="ddtree-overlay patch --host ct200\n  ddtree-overlay patch --release 0.5.11 --check")
@@ -95,28 +99,47 @@ def verify(app: App, target: Target, *, offline: bool) -> int:
 def diff(app: App, target: Target, *, exit_code: bool) -> int:
     """Show what a push would change on a host now.
 
-    A unified diff, coloured on a terminal and plain in a pipe.
+    A unified diff, coloured on a terminal and plain in a pipe. Where files were edited by hand since a push, what
+    takes the edit back.
     """
     from ddtree_overlay import deploy, diffs
 
-    paths = {change.path for stored in bundles(app, target) for change in stored.bundle.changes}
+    known = bundles(app, target)
+    paths = {change.path for stored in known for change in stored.bundle.changes}
     with opened(app, target) as transport:
         live = deploy.fetch_files(transport, paths)
-    stored = live_bundle(app, target, {path: sha256(data) if data is not None else None for path, data in live.items()})
+        digests = {path: sha256(data) if data is not None else None for path, data in live.items()}
+        stored = app.workspace.bundle_for(digests)
+        edited = deploy.status(transport) if stored is None else None
+    if edited is not None:
+        stored = deployed_bundle(target, known, edited)
+    assert stored is not None
     files = stored.files()
-    parts = [diffs.unified(f"sglang/{p}", live[p], files[p]) for p in sorted(files) if live[p] != files[p]]
-    data = b"".join(parts)
+    changed = [p for p in sorted(files) if live[p] != files[p]]
+    data = b"".join(diffs.unified(f"sglang/{p}", live[p], files[p]) for p in changed)
     app.screen.diff(data)
-    app.screen.note(
-        f"{target.name}: {counted(len(parts), 'file')} would change" if parts else f"{target.name}: no difference"
-    )
-    code = 3 if parts and exit_code else 0
+    if edited is not None:
+        app.screen.warn(_edited(target, edited, stored, digests))
+    else:
+        would = f"{counted(len(changed), 'file')} would change" if changed else "no difference"
+        app.screen.note(f"{target.name}: {would}")
     value = {
         "overlay_id": stored.bundle.overlay_id,
-        "files": [p for p in sorted(files) if live[p] != files[p]],
+        "deployment": edited.deployment.id if edited and edited.deployment else None,
+        "files": changed,
         "diff": data.decode("utf-8", "surrogateescape"),
     }
-    return app.finish("diff", value, [], code)
+    return app.finish("diff", value, [], 3 if changed and exit_code else 0)
+
+
+def _edited(target: Target, live: Status, stored: StoredBundle, digests: Mapping[str, str | None]) -> str:
+    """What a diff against the live deployment means, and the way out."""
+    name = live.deployment.id if live.deployment else "the overlay"
+    wrong = [c.path for c in stored.bundle.changes if digests[c.path] not in (c.base_sha256, c.sha256)]
+    return (
+        f"{target.name}: changed by hand since {name} was pushed: {listed(wrong)}. push and rollback refuse that; "
+        f"the diff takes it back: on the host, patch -p2 -d {shlex.quote(live.root)} < DIFF"
+    )
 
 
 def _snapshot(app: App, target: Target) -> tuple[Manifest, dict[str, bytes]]:

@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ddtree_overlay.cli.options import App, Target
 from ddtree_overlay.errors import ConflictError, OverlayError
+from ddtree_overlay.reports import counted, listed
 from ddtree_overlay.workspace import StoredBundle
 
 
 if TYPE_CHECKING:
     from ddtree_overlay.hosts.transport import Transport
+    from ddtree_overlay.plans import Status
 
 
 @contextlib.contextmanager
@@ -43,23 +45,31 @@ def bundles(app: App, target: Target) -> list[StoredBundle]:
     return stored
 
 
-def live_bundle(app: App, target: Target, live: Mapping[str, str | None]) -> StoredBundle:
-    """The bundle for the files that are on the target now, chosen by their digests `live` (None = absent).
+def deployed_bundle(target: Target, stored: Sequence[StoredBundle], live: Status) -> StoredBundle:
+    """The bundle of the deployment that is live, for a target whose files are what no bundle was made for or makes.
 
     Raises:
-        OverlayError: No bundle was built in this workspace.
-        ConflictError: Bundles were built, but none for these files.
+        ConflictError: There is no deployment, or its bundle was not built in this workspace.
     """
-    stored = bundles(app, target)
-    found = app.workspace.bundle_for(live)
+    found = next((s for s in stored if s.bundle.overlay_id == live.overlay_id), None)
     if found is not None:
         return found
-    wrong = [c.path for c in stored[0].bundle.changes if live.get(c.path) not in (c.base_sha256, c.sha256)]
+    wrong = listed((f"{f.path} ({f.reason})" for f in live.files if f.state != "ours"), 3)
+    if live.deployment is not None:
+        raise ConflictError(
+            f"no bundle fits the SGLang on {target.name}, and that of {live.deployment.id} was not built here",
+            why=f"{live.reason}{f': {wrong}' if wrong else ''}",
+            next_step="run this where it was built; or reinstall SGLang on the host (pip install --force-reinstall "
+            f"--no-deps sglang=={live.version}), then {target.command('rollback')} --to base",
+        )
+    if live.state == "unrecorded":
+        raise ConflictError(
+            f"no bundle fits the SGLang on {target.name}", why=live.reason, next_step=target.command("rollback")
+        )
     raise ConflictError(
         f"no bundle fits the SGLang on {target.name}",
-        why=f"for the newest bundle {stored[0].bundle.overlay_id}, {', '.join(wrong[:3])}"
-        f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''} differ from base and overlay",
-        next_step=f"{_build(target)}; if files were edited by hand there, see {target.command('status')} first",
+        why=f"{counted(len(stored), 'bundle')} built in this workspace, none for the files that are there",
+        next_step=_build(target),
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any
 
 Live = Mapping[str, "str | None"]
 Action = dict[str, Any]
+#: How the reason of a conflict ends that a rollback resolves.
+OTHER_BASE = "patched it from another base; roll back first"
 
 
 def choose(candidates: list[list[dict[str, Any]]], live: Live) -> int | None:
@@ -53,7 +55,7 @@ def _push_one(change: dict[str, Any], now: str | None, own: dict[str, Any] | Non
     if own and now == own["after"]:
         if own["base"] == base:
             return _action(path, now, after, f"replaces the one of {record['id']}")
-        return _conflict(path, now, after, f"{record['id']} patched it from another base; roll back first")
+        return _conflict(path, now, after, f"{record['id']} {OTHER_BASE}")
     if now is None:
         return _conflict(path, now, after, "missing on the host; the bundle was built for a base that has it")
     if base is None:
