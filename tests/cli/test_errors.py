@@ -117,6 +117,19 @@ def test_push_without_a_bundle_names_both_commands(run, site):
     )
 
 
+def test_advised_commands_can_be_pasted_into_a_shell(run, patched_root, tmp_path, workspace):
+    """A path with blanks is quoted, and what says where to work is not forgotten; the host's own words included."""
+    odd = tmp_path / "my packages"
+    odd.symlink_to(patched_root.parent)
+    where = ("--root", f"{odd}/sglang", "--python", sys.executable, "--workdir", str(workspace))
+    pasted = f"--root '{odd}/sglang' --python {sys.executable} --workdir {workspace}"
+    shutil.rmtree(workspace / "snapshots")
+
+    refused(run("patch", *where), 1, f"next: run ddtree-overlay snapshot {pasted} first")
+    refused(run("rollback", *where, "--to", "x"), 2, f"next: ddtree-overlay history {pasted}")
+    refused(run("rollback", *where, "--to", "d-0009"), 1, f"next: ddtree-overlay history {pasted}")
+
+
 def test_verify_without_a_bundle_names_patch(run, site):
     """A snapshot alone cannot be verified."""
     root = str(site / "sglang")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 from click.testing import CliRunner
@@ -49,6 +50,16 @@ def test_a_manifest_with_wrong_types_is_damaged(run, patched_root, workspace, ch
     done = run("patch", "--root", str(patched_root), "--json")
     assert done.code == 4, done.err
     assert f"{path} is damaged" in done.json["what"]
+
+
+def test_a_warning_names_its_host_once(run, workspace):
+    """`ct200:` stands before what a start-up file prints, not `ct200: ct200:`."""
+    noisy = ["sh", "-c", 'echo welcome; exec "$@"', "sh"]
+    (workspace / "deploy.toml").write_text(
+        f'[hosts.ct200]\ntransport = "local"\npython = "{sys.executable}"\nexec_prefix = {json.dumps(noisy)}\n'
+    )
+    done = run("status", "--host", "ct200")
+    assert "warning: ct200: a start-up file of the login shell prints 'welcome'" in done.err
 
 
 def test_json_goes_through_a_stream_that_only_takes_ascii(run, workspace):

@@ -42,7 +42,7 @@ def patch(app: App, target: Target, *, check: bool) -> int:
             raise DifferencesError(
                 f"{shown} is not what the edits give",
                 why="\n".join(stale),
-                next_step=f"run ddtree-overlay patch --release {manifest.release} and commit the result",
+                next_step=f"run {target.command('patch')} and commit the result",
             )
         fresh = {"release": manifest.release, "overlay_id": patched.bundle.overlay_id}
         return app.finish("patch", fresh, [row((f"{shown} is up to date", "ok"))])

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import shlex
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,6 +73,8 @@ class App:
     config: Path | None
     timeout: float | None
     accept_new: bool = False
+    #: The options that say where to work, for the commands that messages advise.
+    flags: tuple[str, ...] = ()
 
     def deploy(self) -> Deploy:
         """The configuration: `--config`, else the workspace's `deploy.toml`, else an empty one."""
@@ -103,7 +106,9 @@ def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable
             target = None
             try:
                 patience, accept_new = given.pop("timeout"), given.pop("accept_new")
-                app = App(screen, Workspace.find(given.pop("workdir")), given.pop("config"), patience, accept_new)
+                config, workdir = given.pop("config"), given.pop("workdir")
+                flags = (*_option("--config", config), *_option("--workdir", workdir))
+                app = App(screen, Workspace.find(workdir), config, patience, accept_new, flags)
                 target = find_target(app, release_allowed=_RELEASE in targets, **named)
                 return function(app, target, **given)
             except OverlayError as e:
@@ -196,7 +201,8 @@ def find_target(
         )
     if host is not None:
         found = app.deploy().host(host)
-        return Target(host, f"--host {host}", _adjusted(found, app, python))
+        flag = shlex.join(["--host", host, *_option("--python", python), *app.flags])
+        return Target(host, flag, _adjusted(found, app, python))
     if root is not None:
         return _root_target(app, root, python)
     if python is not None:
@@ -205,7 +211,11 @@ def find_target(
 
     assert release is not None
     check_release_name(release)
-    return Target(f"sglang-{release}", f"--release {release}", release=release)
+    return Target(f"sglang-{release}", shlex.join(["--release", release, *app.flags]), release=release)
+
+
+def _option(name: str, value: object) -> list[str]:
+    return [] if value is None else [name, str(value)]
 
 
 def _root_target(app: App, root: Path, python: str | None) -> Target:
@@ -215,7 +225,7 @@ def _root_target(app: App, root: Path, python: str | None) -> Target:
         )
     where = root.resolve()
     place = Host(f"root-{where.name}", "localhost", transport="local", root=str(where), python=python or sys.executable)
-    flag = f"--root {root}" + (f" --python {python}" if python else "")
+    flag = shlex.join(["--root", str(root), *_option("--python", python), *app.flags])
     return Target(place.name, flag, _adjusted(place, app, None))
 
 

@@ -24,6 +24,8 @@ def opened(app: App, target: Target) -> Iterator[Transport]:
     from ddtree_overlay.hosts.transport import open_transport
 
     with open_transport(target.place, accept_new=app.accept_new) as transport:
+        # As it was typed, so that an advised command is the one that a user would type.
+        transport.target = target.flag
         try:
             yield transport
         finally:

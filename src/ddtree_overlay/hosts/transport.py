@@ -46,7 +46,7 @@ class AgentTransport:
     def __init__(self, host: Host) -> None:
         self.host = host
         self.name = host.name
-        self.target = f"--root {host.root}" if host.root else f"--host {host.name}"
+        self.target = f"--root {shlex.quote(host.root)}" if host.root else f"--host {host.name}"
         self.warnings: list[str] = []
 
     def call(self, op: str, args: Mapping[str, Any], payload: bytes = b"", *, timeout: float | None = None) -> Reply:
@@ -81,7 +81,7 @@ class AgentTransport:
     def _listen(self, noise: str) -> None:
         if noise:
             first = noise.splitlines()[0][:60]
-            warning = f"{self.name}: a start-up file of the login shell prints {first!r} (see ~/.bashrc); ignored"
+            warning = f"a start-up file of the login shell prints {first!r} (see ~/.bashrc); ignored"
             if warning not in self.warnings:
                 self.warnings.append(warning)
 
