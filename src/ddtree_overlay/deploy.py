@@ -21,6 +21,7 @@ from ddtree_overlay.plans import (
     RollbackResult,
     Status,
 )
+from ddtree_overlay.remote import remarks
 
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _push_plan(transport: Transport, bundle: Bundle, result: Mapping[str, Any]) 
         deployment=result["deployment"],
         actions=tuple(_action(a, lines) for a in result["actions"]),
         blockers=_problems(result["blockers"], transport.target),
-        warnings=_push_warnings(bundle, result),
+        warnings=tuple(remarks.on_push(result, bundle.release, _fate(transport.target))),
         processes=_processes(result["processes"], None),
         unfinished=result["unfinished"],
     )
@@ -147,7 +148,7 @@ def plan_rollback(transport: Transport, *, to: str | None = None, purge: bool = 
             next_step=f"ddtree-overlay history {transport.target}",
         )
     result = transport.call("plan_rollback", {"to": to, "purge": purge}).result
-    warnings = _host_warnings(result)
+    warnings = tuple(remarks.on_host(result, "the overlay is lost when the container is recreated"))
     if result["left"]:
         names = ", ".join(result["left"])
         warnings += (f"SGLang was reinstalled or removed since the push; these files are not ours any more: {names}",)
@@ -224,7 +225,7 @@ def status(transport: Transport) -> Status:
         processes=_processes(result["processes"], live.time if live else 0.0),
         unfinished=result["unfinished"],
         ephemeral=result["container"]["ephemeral"],
-        warnings=_host_warnings(result),
+        warnings=tuple(remarks.on_host(result, _fate(transport.target))),
     )
 
 
@@ -285,35 +286,7 @@ def _deployment(raw: Mapping[str, Any]) -> Deployment:
     return Deployment(**raw)
 
 
-def _push_warnings(bundle: Bundle, result: Mapping[str, Any]) -> tuple[str, ...]:
-    warnings = list(_host_warnings(result))
-    version = result["versions"]["sglang"]
-    if version and version != bundle.release:
-        warnings.append(
-            f"the host has SGLang {version}, the bundle was built for {bundle.release}; the files are the same"
-        )
-    shared = [a for a in result["actions"] if a["action"] == "change" and (a["nlink"] or 0) > 1]
-    if shared:
-        links = max(a["nlink"] for a in shared) - 1
-        warnings.append(
-            f"{len(shared)} file(s) have up to {links} other hard link(s) (package cache?); those stay untouched"
-        )
-    if result["unrecorded"]:
-        warnings.append("modules of an overlay are in place, but no deployment recorded on the host put them there")
-    if result["unknown_base"]:
-        warnings.append(
-            f"{len(result['unknown_base'])} file(s) are patched already, but not by a deployment recorded here: "
-            "they cannot be rolled back"
-        )
-    return tuple(warnings)
-
-
-def _host_warnings(result: Mapping[str, Any]) -> tuple[str, ...]:
-    warnings = [result["unfinished"]] if result["unfinished"] else []
-    if result["container"]["ephemeral"]:
-        kind = result["container"]["kind"]
-        warnings.append(
-            f"{result['root']} lies in the throw-away layer of a {kind} container: "
-            "the overlay is lost when the container is recreated"
-        )
-    return tuple(warnings)
+def _fate(target: str) -> str:
+    """What becomes of an overlay in a container, and what keeps it."""
+    keep = f"ddtree-overlay export {target} --format dockerfile --out FOLDER"
+    return f"the overlay is lost when the container is recreated; build it into the image: {keep}"

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ddtree_overlay.errors import ConflictError, OverlayError
-from ddtree_overlay.remote.planning import OTHER_BASE
+from ddtree_overlay.remote.planning import OTHER_BASE, conflict_text
 
 
 Kind = Literal["add", "change", "remove", "same", "conflict"]
@@ -95,15 +95,9 @@ class _Plan(_Data):
             ConflictError: A file is neither what the overlay was built for nor what it makes of it.
             OverlayError: The host cannot be written to.
         """
-        if self.conflicts:
-            first = self.conflicts[0]
-            others = len(self.conflicts) - 1
-            more = f" (and {others} more file{'s' if others > 1 else ''})" if others else ""
-            raise ConflictError(
-                f"{self.host}: {first.path} is not as expected: {first.reason}{more}",
-                why="nothing was written",
-                next_step=self._conflict_step(),
-            )
+        text = conflict_text([(a.path, a.reason) for a in self.conflicts])
+        if text:
+            raise ConflictError(f"{self.host}: {text}", why="nothing was written", next_step=self._conflict_step())
         if self.blockers:
             raise self.blockers[0].error()
 

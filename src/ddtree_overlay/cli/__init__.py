@@ -13,6 +13,7 @@ import click
 from ddtree_overlay import __version__
 from ddtree_overlay.cli.bundles import diff, patch, verify
 from ddtree_overlay.cli.deploying import push, rollback
+from ddtree_overlay.cli.exporting import export
 from ddtree_overlay.cli.inspecting import doctor, history, status
 from ddtree_overlay.cli.options import CancelledError
 from ddtree_overlay.cli.snapshotting import snapshot
@@ -105,7 +106,7 @@ def cli() -> None:
     """
 
 
-for _verb in (snapshot, patch, verify, diff, push, rollback, status, history, doctor):
+for _verb in (snapshot, patch, verify, diff, push, rollback, status, history, doctor, export):
     cli.add_command(_verb)
 
 

@@ -30,7 +30,7 @@ def patch(app: App, target: Target, *, check: bool) -> int:
     All of it in memory first: one failing edit, and nothing is written. With --release the review diffs below
     patches/ are written as well.
     """
-    manifest, base = _snapshot(app, target)
+    manifest, base = snapshot_of(app, target)
     from ddtree_overlay import patches, patching
 
     patched = patching.build(base, manifest.release)
@@ -77,9 +77,9 @@ def verify(app: App, target: Target, *, offline: bool) -> int:
     from ddtree_overlay.patching import check_pristine
     from ddtree_overlay.verify import verify_bundle, verify_on_host
 
-    manifest, base = _snapshot(app, target)
+    manifest, base = snapshot_of(app, target)
     check_pristine(base)
-    patched = _patched(app, target, manifest)
+    patched = bundle_of(app, target, manifest)
     app.screen.note(f"{target.name}: checking bundle {patched.bundle.overlay_id}")
     findings = list(verify_bundle(manifest, base, patched))
     if target.host is not None and not offline:
@@ -142,7 +142,8 @@ def _edited(target: Target, live: Status, stored: StoredBundle, digests: Mapping
     )
 
 
-def _snapshot(app: App, target: Target) -> tuple[Manifest, dict[str, bytes]]:
+def snapshot_of(app: App, target: Target) -> tuple[Manifest, dict[str, bytes]]:
+    """The target's snapshot with its files."""
     if app.workspace.load_manifest(target.name) is None:
         raise OverlayError(
             f"there is no snapshot of {target.name}", next_step=f"run {target.command('snapshot')} first"
@@ -150,7 +151,7 @@ def _snapshot(app: App, target: Target) -> tuple[Manifest, dict[str, bytes]]:
     return app.workspace.load_snapshot(target.name)
 
 
-def _patched(app: App, target: Target, manifest: Manifest) -> Patched:
+def bundle_of(app: App, target: Target, manifest: Manifest) -> Patched:
     """The bundle that was built for this snapshot, with its files."""
     from ddtree_overlay.patching import Patched
 

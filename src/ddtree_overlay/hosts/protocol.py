@@ -28,6 +28,9 @@ BOOTSTRAP = (
 #: Operations that change the host; once started they finish there, or put everything back, whatever becomes of us.
 MUTATING = frozenset({"push", "rollback"})
 
+#: Modules that only run on this side, or in an export.
+_NOT_SENT = ("remarks", "standalone")
+
 _SET_PYTHON = "set `python` in deploy.toml to the interpreter that starts the server (and `exec_prefix`, if you use it)"
 #: sudo's words for "I would have to ask": with -n, without a terminal, and with `requiretty`.
 _SUDO_REFUSED = re.compile(
@@ -88,6 +91,8 @@ def _agent_source() -> tuple[bytes, bytes]:
     folder = resources.files("ddtree_overlay") / "remote"
     sources = {f.name[:-3]: f.read_text("utf-8") for f in folder.iterdir() if f.name.endswith(".py")}
     loader = sources.pop("loader")
+    for name in _NOT_SENT:
+        del sources[name]
     return loader.encode(), json.dumps(sources, sort_keys=True).encode()
 
 

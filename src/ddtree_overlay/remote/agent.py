@@ -42,30 +42,37 @@ HEARTBEAT_SECONDS = 5.0
 
 def serve(call: dict[str, Any], payload: bytes, sentinel: str) -> None:
     """Run one operation and write its answer to stdout."""
-    out = os.dup(1)
-    # Whatever an imported module prints must not get into the answer.
-    os.dup2(2, 1)
-    os.chdir("/")
-    if call["op"] in MUTATING:
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-    else:
-        # Whoever started us may have had it ignored; `_beat` needs it.
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    out = shield(changes=call["op"] in MUTATING)
     done = threading.Event()
     seconds = min(HEARTBEAT_SECONDS, call["timeout"] / 3)
     beat = threading.Thread(target=_beat, args=(out, done, seconds, call["op"] in MUTATING), daemon=True)
     beat.start()
-    answer, data = _answer(call, payload)
+    found, data = answer(call, payload)
     done.set()
     beat.join()
-    body = json.dumps(answer).encode("ascii")
+    body = json.dumps(found).encode("ascii")
     with contextlib.suppress(OSError):
         _write(out, f"\n{sentinel}:{len(body)}:{len(data)}\n".encode("ascii") + body + data)
     sys.stderr.flush()
 
 
-def _answer(call: dict[str, Any], payload: bytes) -> Answer:
+def shield(*, changes: bool) -> int:
+    """Make this process fit to run operations; gives the descriptor that the answer goes to."""
+    out = os.dup(1)
+    # Whatever an imported module prints must not get into the answer.
+    os.dup2(2, 1)
+    os.chdir("/")
+    if changes:
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+    else:
+        # Whoever started us may have had it ignored; `_beat` needs it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return out
+
+
+def answer(call: dict[str, Any], payload: bytes) -> Answer:
+    """The result of one operation, or its refusal; a fault is one as well."""
     try:
         result, data = _operation(call["op"])(call["args"], payload)
         return {"ok": True, "result": result}, data

@@ -8,7 +8,7 @@ None = absent) and `after` (digest of the overlay's file). An *action* is one fi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -63,6 +63,16 @@ def _push_one(change: dict[str, Any], now: str | None, own: dict[str, Any] | Non
     return _conflict(
         path, now, after, f"live {now[:12]} is neither the base {base[:12]} nor the overlay's {after[:12]}"
     )
+
+
+def conflict_text(conflicts: Sequence[tuple[str, str]]) -> str:
+    """What forbids a plan with these conflicts (path and reason), or ""."""
+    if not conflicts:
+        return ""
+    path, reason = conflicts[0]
+    others = len(conflicts) - 1
+    more = f" (and {others} more file{'s' if others > 1 else ''})" if others else ""
+    return f"{path} is not as expected: {reason}{more}"
 
 
 def unknown_base(actions: list[Action], changes: list[dict[str, Any]], record: dict[str, Any] | None) -> list[str]:

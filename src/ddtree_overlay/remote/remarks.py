@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What whoever pushes should hear about a host, worked out from the agent's answers. Pure functions, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def on_push(plan: Mapping[str, Any], release: str, fate: str) -> list[str]:
+    """Remarks on the answer of `plan_push` for a bundle of `release`; `fate` as in `on_host`."""
+    remarks = on_host(plan, fate)
+    version = plan["versions"]["sglang"]
+    if version and version != release:
+        remarks.append(f"the host has SGLang {version}, the bundle was built for {release}; the files are the same")
+    shared = [a for a in plan["actions"] if a["action"] == "change" and (a["nlink"] or 0) > 1]
+    if shared:
+        links = max(a["nlink"] for a in shared) - 1
+        remarks.append(
+            f"{len(shared)} file(s) have up to {links} other hard link(s) (package cache?); those stay untouched"
+        )
+    if plan["unrecorded"]:
+        remarks.append("modules of an overlay are in place, but no deployment recorded on the host put them there")
+    if plan["unknown_base"]:
+        remarks.append(
+            f"{len(plan['unknown_base'])} file(s) are patched already, but not by a deployment recorded here: "
+            "they cannot be rolled back"
+        )
+    return remarks
+
+
+def on_host(answer: Mapping[str, Any], fate: str) -> list[str]:
+    """Remarks on any answer that describes a host; `fate` says what becomes of an overlay in a container's layer."""
+    remarks = [answer["unfinished"]] if answer["unfinished"] else []
+    if answer["container"]["ephemeral"]:
+        kind = answer["container"]["kind"]
+        remarks.append(f"{answer['root']} lies in the throw-away layer of a {kind} container: {fate}")
+    return remarks
