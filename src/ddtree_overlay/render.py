@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
@@ -35,6 +36,10 @@ STYLES = {
     "dim": "dim",
     "": "",
 }
+
+
+class OutputLostError(OverlayError):
+    """Standard output took nothing more: what a command has to say is lost."""
 
 
 @dataclass(slots=True)
@@ -101,6 +106,11 @@ class Screen:
         if error.next_step:
             lines.append(row(("  next: ", "head"), error.next_step.replace("\n", "\n        ")))
         self._write(sys.stderr, lines)
+
+    def trace(self) -> None:
+        """Print the traceback of the exception that is being handled on stderr, for who asks for everything (`-vv`)."""
+        if self.verbosity > 1:
+            _write_text(sys.stderr, traceback.format_exc())
 
     def diff(self, data: bytes) -> None:
         """Print a unified diff: the exact bytes in a pipe; with colour, control characters are escaped."""
@@ -177,8 +187,13 @@ def _tolerating_closed(stream: TextIO) -> Any:
     except BrokenPipeError:
         silence(stream)
     except OSError as e:
-        # ENOSPC and the like on `> file`: the result is lost, and that must not look like success.
-        raise OverlayError(f"cannot write the output: {e.strerror}", next_step="send it somewhere else") from e
+        # ENOSPC and the like on `> file`. A later flush must not fail again, Python's own at exit (120) included.
+        silence(stream)
+        # What is lost of stderr is only prose; a lost result must not look like success.
+        if stream is sys.stdout:
+            raise OutputLostError(
+                f"cannot write the output: {e.strerror}", next_step="run it again and send the output somewhere else"
+            ) from e
 
 
 def silence(stream: TextIO) -> None:

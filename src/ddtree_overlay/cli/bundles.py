@@ -62,7 +62,7 @@ def patch(app: App, target: Target, *, check: bool) -> int:
             for c in patched.bundle.changes
         ],
     }
-    return app.finish("patch", value, lines)
+    return app.finish("patch", value, lines, wrote=True)
 
 
 @verb(targets=ANYTHING, example="ddtree-overlay verify --host ct200\n  ddtree-overlay verify --release 0.5.11 --json")

@@ -7,7 +7,6 @@ import inspect
 import logging
 import shlex
 import sys
-import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ import click
 
 from ddtree_overlay.config import MAX_TIMEOUT, Deploy, Host, load_config
 from ddtree_overlay.errors import OverlayError, UsageError
-from ddtree_overlay.render import Screen
+from ddtree_overlay.render import OutputLostError, Screen
 from ddtree_overlay.reports import Line
 from ddtree_overlay.workspace import Workspace
 
@@ -80,10 +79,24 @@ class App:
         """The configuration: `--config`, else the workspace's `deploy.toml`, else an empty one."""
         return load_config(self.config or self.workspace.config_path)
 
-    def finish(self, command: str, value: Mapping[str, Any], lines: Iterable[Line], code: int = 0) -> int:
-        """Print the result, as lines or as the one JSON object, and give back the exit code."""
-        self.screen.show(lines)
-        self.screen.emit({"command": command, "ok": code == 0, "exit_code": code, **value})
+    def finish(
+        self, command: str, value: Mapping[str, Any], lines: Iterable[Line], code: int = 0, *, wrote: bool = False
+    ) -> int:
+        """Print the result, as lines or as the one JSON object, and give back the exit code.
+
+        `wrote` (or `"changed": True` in `value`) says that the verb has changed something. Then the exit code tells
+        what became of that, also when the output is lost: code 1 would say that nothing was changed.
+
+        Raises:
+            OutputLostError: Standard output takes nothing, and all that the verb was for is its output.
+        """
+        try:
+            self.screen.show(lines)
+            self.screen.emit({"command": command, "ok": code == 0, "exit_code": code, **value})
+        except OutputLostError as e:
+            if not (wrote or value.get("changed")):
+                raise
+            self.screen.warn(f"{e.what}; the {command} itself is done, and exit code {code} speaks of that")
         return code
 
 
@@ -142,8 +155,7 @@ def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable
 
 def _report_fault(screen: Screen, e: Exception) -> int:
     """Print what nobody foresaw as an error like any other; the traceback is for who asks for everything."""
-    if screen.verbosity > 1:
-        traceback.print_exc()
+    screen.trace()
     fault = OverlayError(
         f"fault in ddtree-overlay: {type(e).__name__}: {e}", next_step="run it again with -vv and report what it prints"
     )

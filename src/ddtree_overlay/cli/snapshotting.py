@@ -51,7 +51,8 @@ def snapshot(app: App, target: Target) -> int:
         "mentions": len(kept.mentions),
         "facts": moved,
     }
-    return app.finish("snapshot", value, snapshot_lines(kept, moved, str(folder.relative_to(app.workspace.root))))
+    lines = snapshot_lines(kept, moved, str(folder.relative_to(app.workspace.root)))
+    return app.finish("snapshot", value, lines, wrote=True)
 
 
 def _known(app: App, target: Target) -> Manifest | None:
