@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import ast
+import logging
+import re
 import subprocess
 import sys
 from importlib import resources
 
 import pytest
 
+from ddtree_overlay.errors import OverlayError
 from ddtree_overlay.hosts import protocol
 
 
@@ -50,3 +53,12 @@ def test_an_old_interpreter_is_told_so():
     error = protocol.missing_answer(output, "mark", "/usr/bin/python", "ct200", "--host ct200")
     assert "Python 3.9 or newer is needed" in error.what
     assert "2.7.18" in error.why
+
+
+def test_a_fault_of_the_agent_is_told_in_lines_and_its_traceback_goes_to_the_log(near, caplog):
+    """`why` names the place and the next step the way on; the traceback is for -vv, which shows the debug log."""
+    with caplog.at_level(logging.DEBUG), pytest.raises(OverlayError, match="fault in the agent: KeyError") as caught:
+        near.call("fetch", {})
+    assert re.fullmatch(r"in fetch, <[\w.]+reading> line \d+", caught.value.why)
+    assert caught.value.next_step.startswith("ddtree-overlay status --host here; run the command again with -vv")
+    assert "Traceback (most recent call last)" in caplog.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import re
 import secrets
 from collections.abc import Mapping
@@ -138,7 +139,9 @@ def unwrap(answer: Mapping[str, Any], payload: bytes, target: str) -> Reply:
 
 
 def refusal(error: Mapping[str, str], target: str) -> errors.OverlayError:
-    """The error class and texts of one refusal of the agent."""
+    """The error class and texts of one refusal of the agent; the traceback of a fault goes to the log (`-vv`)."""
+    if "trace" in error:
+        logging.getLogger(__name__).debug("%s", error["trace"])
     step = error["next"].replace("{target}", target)
     return _KINDS.get(error["kind"], errors.OverlayError)(error["what"], why=error["why"], next_step=step)
 

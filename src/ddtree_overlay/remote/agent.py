@@ -81,8 +81,18 @@ def answer(call: dict[str, Any], payload: bytes) -> Answer:
     except OSError as e:
         return {"ok": False, "error": _system_error(e, call["op"]).as_dict()}, b""
     except Exception as e:
-        fault = Refusal("failed", f"fault in the agent: {type(e).__name__}: {e}", why=traceback.format_exc())
-        return {"ok": False, "error": fault.as_dict()}, b""
+        return {"ok": False, "error": {**_fault(e).as_dict(), "trace": traceback.format_exc()}}, b""
+
+
+def _fault(e: Exception) -> Refusal:
+    """What nobody foresaw, in one line each; the traceback travels beside it, for who asks for everything."""
+    at = traceback.extract_tb(e.__traceback__)[-1]
+    return Refusal(
+        "failed",
+        f"fault in the agent: {type(e).__name__}: {' '.join(str(e).split())[:300]}",
+        why=f"in {at.name}, {at.filename} line {at.lineno}",
+        next_step="ddtree-overlay status {target}; run the command again with -vv and report what it prints",
+    )
 
 
 def _operation(name: str) -> Operation:
