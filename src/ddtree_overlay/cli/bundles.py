@@ -112,7 +112,7 @@ def diff(app: App, target: Target, *, exit_code: bool) -> int:
         stored = app.workspace.bundle_for(digests)
         edited = deploy.status(transport) if stored is None else None
     if edited is not None:
-        stored = deployed_bundle(target, known, edited)
+        stored = deployed_bundle(target, known, edited, digests)
     assert stored is not None
     files = stored.files()
     changed = [p for p in sorted(files) if live[p] != files[p]]
@@ -144,10 +144,6 @@ def _edited(target: Target, live: Status, stored: StoredBundle, digests: Mapping
 
 def snapshot_of(app: App, target: Target) -> tuple[Manifest, dict[str, bytes]]:
     """The target's snapshot with its files."""
-    if app.workspace.load_manifest(target.name) is None:
-        raise OverlayError(
-            f"there is no snapshot of {target.name}", next_step=f"run {target.command('snapshot')} first"
-        )
     return app.workspace.load_snapshot(target.name)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from ddtree_overlay.cli.options import App, Target
@@ -47,8 +47,10 @@ def bundles(app: App, target: Target) -> list[StoredBundle]:
     return stored
 
 
-def deployed_bundle(target: Target, stored: Sequence[StoredBundle], live: Status) -> StoredBundle:
-    """The bundle of the deployment that is live, for a target whose files are what no bundle was made for or makes.
+def deployed_bundle(
+    target: Target, stored: Sequence[StoredBundle], live: Status, digests: Mapping[str, str | None]
+) -> StoredBundle:
+    """The bundle of the deployment that is live, for a target whose files (`digests`) fit no bundle.
 
     Raises:
         ConflictError: There is no deployment, or its bundle was not built in this workspace.
@@ -68,9 +70,11 @@ def deployed_bundle(target: Target, stored: Sequence[StoredBundle], live: Status
         raise ConflictError(
             f"no bundle fits the SGLang on {target.name}", why=live.reason, next_step=target.command("rollback")
         )
+    newest = stored[0].bundle
+    wrong = listed((c.path for c in newest.changes if digests.get(c.path) not in (c.base_sha256, c.sha256)), 3)
     raise ConflictError(
         f"no bundle fits the SGLang on {target.name}",
-        why=f"{counted(len(stored), 'bundle')} built in this workspace, none for the files that are there",
+        why=f"of the newest of {counted(len(stored), 'bundle')}, {newest.overlay_id}, neither base nor result: {wrong}",
         next_step=_build(target),
     )
 
