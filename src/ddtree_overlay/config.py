@@ -24,6 +24,8 @@ _TABLES = ("defaults", "hosts", "groups")
 #: Host names become folder names and lock names, so they are kept plain.
 #: Parts between single dots, each at most as long as the name service allows; or an IPv6 address.
 _ADDRESS = re.compile(r"[^\s.]{1,63}(\.[^\s.]{1,63})*\.?\Z|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\S+)?\Z")
+#: The snapshot of a release is kept under such a name; that of a host would take its place.
+_RELEASE_NAME = re.compile(r"sglang-\d+\.\d")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _UNIT = re.compile(r"[A-Za-z0-9:_@][A-Za-z0-9:_.@\\-]*\Z")
 
@@ -324,6 +326,11 @@ def _check_name(name: str, path: Path, where: str) -> None:
         raise ConfigError(
             f"{path}: {where}: a host name may hold letters, digits, '.', '_' and '-' only",
             next_step="give the table a plain name and put the real one into `address`",
+        )
+    if _RELEASE_NAME.match(name):
+        raise ConfigError(
+            f"{path}: {where}: this is what the snapshot of a published release is called",
+            next_step="give the table another name and put the real one into `address`",
         )
 
 

@@ -19,6 +19,7 @@ from ddtree_overlay.remote import planning
 
 
 MANIFEST_NAME = "manifest.json"
+_SNAPSHOT = "ddtree-overlay snapshot {target}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +104,7 @@ class Workspace:
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError) as e:
-            raise ConflictError(f"{path} is damaged", why=str(e), next_step=_snapshot_again(name)) from e
+            raise ConflictError(f"{path} is damaged", why=str(e), next_step=_SNAPSHOT) from e
 
     def load_snapshot(self, name: str) -> tuple[Manifest, dict[str, bytes]]:
         """A snapshot with its files, every one hashed again.
@@ -114,13 +115,14 @@ class Workspace:
         """
         manifest = self.load_manifest(name)
         if manifest is None:
-            raise OverlayError(f"there is no snapshot {name!r}", next_step=_snapshot_again(name))
+            raise OverlayError(f"there is no snapshot of {name}", next_step=_SNAPSHOT)
         base = self.snapshot_folder(name) / "files"
-        again = _snapshot_again(name)
         if not base.is_dir():
             why = "only manifests are kept under version control"
-            raise OverlayError(f"the files of snapshot {name!r} are not on this machine", why=why, next_step=again)
-        return manifest, {f.path: _checked(base, f.path, f.sha256, "snapshot", again) for f in manifest.files}
+            raise OverlayError(
+                f"the files of the snapshot of {name} are not on this machine", why=why, next_step=_SNAPSHOT
+            )
+        return manifest, {f.path: _checked(base, f.path, f.sha256, "snapshot", _SNAPSHOT) for f in manifest.files}
 
     def cached_files(self, manifest: Manifest) -> dict[str, bytes]:
         """The files of `manifest` that are on disk and intact: those need no second transfer."""
@@ -171,14 +173,6 @@ class Workspace:
         stored = self.load_bundles()
         chosen = planning.choose([s.bundle.rows() for s in stored], live)
         return None if chosen is None else stored[chosen]
-
-
-def _snapshot_again(name: str) -> str:
-    if name.startswith("sglang-"):
-        return f"run ddtree-overlay snapshot --release {name.removeprefix('sglang-')}"
-    if name.startswith("root-"):
-        return "run ddtree-overlay snapshot --root PATH"
-    return f"run ddtree-overlay snapshot --host {name}"
 
 
 def _checked(base: Path, path: str, expected: str, kind: str, again: str) -> bytes:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -85,9 +86,14 @@ def prepared(tmp_path_factory: pytest.TempPathFactory, release_site: Path) -> Pa
 @pytest.fixture
 def patched_root(prepared: Path, workspace: Path, site: Path) -> Path:
     """A package folder whose snapshot was taken and patched in the workspace."""
-    for name in ("snapshots", "build"):
-        shutil.copytree(prepared / name, workspace / name)
-    return site / "sglang"
+    root = site / "sglang"
+    shutil.copytree(prepared / "build", workspace / "build")
+    taken = next((prepared / "snapshots").iterdir())
+    name = f"root-sglang-{hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:6]}"
+    shutil.copytree(taken, workspace / "snapshots" / name)
+    manifest = workspace / "snapshots" / name / "manifest.json"
+    manifest.write_bytes(manifest.read_bytes().replace(taken.name.encode(), name.encode()))
+    return root
 
 
 @pytest.fixture

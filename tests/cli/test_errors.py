@@ -102,8 +102,8 @@ def test_every_error_class_decides_the_exit_code(monkeypatch, error, flags, work
 
 def test_verbs_that_need_a_snapshot_name_the_command(run):
     """A user who skips a step gets the next command."""
-    refused(run("patch", "--host", "ct200"), 1, "next: run ddtree-overlay snapshot --host ct200 first")
-    refused(run("verify", "--release", "0.5.11"), 1, "next: run ddtree-overlay snapshot --release 0.5.11 first")
+    refused(run("patch", "--host", "ct200"), 1, "next: ddtree-overlay snapshot --host ct200\n")
+    refused(run("verify", "--release", "0.5.11"), 1, "next: ddtree-overlay snapshot --release 0.5.11\n")
 
 
 def test_push_without_a_bundle_names_both_commands(run, site):
@@ -125,7 +125,7 @@ def test_advised_commands_can_be_pasted_into_a_shell(run, patched_root, tmp_path
     pasted = f"--root '{odd}/sglang' --python {sys.executable} --workdir {workspace}"
     shutil.rmtree(workspace / "snapshots")
 
-    refused(run("patch", *where), 1, f"next: run ddtree-overlay snapshot {pasted} first")
+    refused(run("patch", *where), 1, f"next: ddtree-overlay snapshot {pasted}\n")
     refused(run("rollback", *where, "--to", "x"), 2, f"next: ddtree-overlay history {pasted}")
     refused(run("rollback", *where, "--to", "d-0009"), 1, f"next: ddtree-overlay history {pasted}")
 
@@ -138,10 +138,22 @@ def test_verify_without_a_bundle_names_patch(run, site):
     refused(run("verify", "--root", root), 1, f"next: run ddtree-overlay patch --root {root} first")
 
 
+def test_two_folders_of_one_name_keep_their_own_snapshots(run, patched_root, tmp_path, workspace):
+    """Nearly every package folder is called sglang: the snapshot of one is not that of the other."""
+    other = tmp_path / "other/sglang"
+    shutil.copytree(patched_root, other, copy_function=os.link)
+    assert run("snapshot", "--root", str(other)).code == 0
+
+    names = sorted(p.name for p in (workspace / "snapshots").iterdir())
+    assert [name.rpartition("-")[0] for name in names] == ["root-sglang", "root-sglang"]
+    assert run("snapshot", "--root", str(other)).code == 0
+    assert sorted(p.name for p in (workspace / "snapshots").iterdir()) == names
+
+
 @pytest.mark.parametrize("damage", ["truncated", "modified"])
 def test_damaged_snapshot_is_refused(run, patched_root, workspace, damage):
     """Exit 4, naming the file and the command that takes the snapshot again."""
-    file = workspace / "snapshots/root-sglang/files/srt/server_args.py"
+    file = next((workspace / "snapshots").iterdir()) / "files/srt/server_args.py"
     file.write_bytes(file.read_bytes()[:1000] if damage == "truncated" else file.read_bytes() + b"#")
 
     refused(
@@ -154,7 +166,7 @@ def test_damaged_snapshot_is_refused(run, patched_root, workspace, damage):
 
 def test_damaged_manifest_does_not_stop_a_new_snapshot(run, patched_root, workspace):
     """What every error about a snapshot advises must work: `snapshot` takes all files anew and says why."""
-    manifest = workspace / "snapshots/root-sglang/manifest.json"
+    manifest = next((workspace / "snapshots").iterdir()) / "manifest.json"
     listed = json.loads(manifest.read_bytes())["files"]
     manifest.write_text("{")
     done = run("snapshot", "--root", str(patched_root))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -109,7 +110,7 @@ def test_question_names_the_host_and_defaults_to_no(push_session, site, answer):
     before = listing(site)
     session = push_session()
 
-    assert "Push to root-sglang? [y/N]" in session.until("[y/N]")
+    assert re.search(r"Push to root-sglang-[0-9a-f]{6}\? \[y/N\]", session.until("[y/N]"))
     session.answer(answer)
     assert session.code() == 1
     assert "nothing was changed" in session.text

@@ -85,6 +85,7 @@ def test_unknown_key_is_refused_with_a_suggestion(text, message):
         ("[hosts.a]\nexec_prefix = 3\n", "must be str or list, not int"),
         ("hosts = 1\n", "[hosts] must be a table"),
         ('[hosts."../x"]\n', "a host name may hold letters"),
+        ('[hosts."sglang-0.5.11"]\n', "what the snapshot of a published release is called"),
         ('[hosts.a]\n[groups]\ng = ["b"]\n', "names the unknown host 'b'"),
         ('[groups]\ng = "a"\n', "must be a list of host names"),
     ],

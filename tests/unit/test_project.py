@@ -36,6 +36,7 @@ def test_every_python_script_is_formatted_and_linted():
         ("snapshots/sglang-0.5.11/manifest.json", True),
         ("snapshots/sglang-0.5.11/files/srt/server_args.py", False),
         ("snapshots/ct200/manifest.json", False),
+        ("snapshots/sglang-gpu1/manifest.json", False),
         ("snapshots/ct200/files/srt/server_args.py", False),
     ],
 )

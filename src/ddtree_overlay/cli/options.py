@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ import click
 
 from ddtree_overlay.config import MAX_TIMEOUT, Deploy, Host, load_config
 from ddtree_overlay.errors import OverlayError, UsageError
+from ddtree_overlay.manifest import sha256
 from ddtree_overlay.render import OutputLostError, Screen
 from ddtree_overlay.reports import Line
 from ddtree_overlay.workspace import Workspace
@@ -236,7 +238,9 @@ def _root_target(app: App, root: Path, python: str | None) -> Target:
             f"--root {root}: no such folder", next_step="name the folder that holds sglang, or sglang itself"
         )
     where = root.resolve()
-    place = Host(f"root-{where.name}", "localhost", transport="local", root=str(where), python=python or sys.executable)
+    # Most of these folders are called sglang: the digest of the whole path keeps their snapshots apart.
+    name = f"root-{where.name}-{sha256(os.fsencode(where))[:6]}"
+    place = Host(name, "localhost", transport="local", root=str(where), python=python or sys.executable)
     flag = shlex.join(["--root", str(root), *_option("--python", python), *app.flags])
     return Target(place.name, flag, _adjusted(place, app, None))
 
