@@ -9,6 +9,7 @@ from typing import Any
 from . import planning, transaction
 from .common import Refusal, digest, digest_of_file, inside, split
 from .damage import marked, unrecorded
+from .durable import write_durably
 from .grounds import (
     absent_folders,
     check_plan,
@@ -24,7 +25,7 @@ from .preflight import blockers
 from .probe import syntax_errors
 from .reading import describe
 from .reporting import one
-from .store import Store, write_durably
+from .store import Store
 
 
 Answer = tuple[dict[str, Any], bytes]
@@ -91,16 +92,12 @@ def push(args: dict[str, Any], payload: bytes) -> Answer:
     if wrong:
         raise Refusal("connection", f"{wrong[0]} arrived damaged", why="nothing was changed")
     _refuse_early(site, store, args)
-    with store.locked(args["operator"], "push", args["lock_wait"]):
-        try:
-            return _push_locked(site, store, args, staged), b""
-        finally:
-            store.tidy()
+    with transaction.session(store, args["operator"], "push", args["lock_wait"], version=site.version) as note:
+        return {**_push_locked(site, store, args, staged), "recovered": note}, b""
 
 
 def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[str, bytes]) -> dict[str, Any]:
     changes = args["changes"]
-    note = transaction.recover(store)
     refuse_unrecorded(unrecorded(store), store)
     actions, record = _push_actions(changes, store)
     todo = [a for a in actions if a["action"] != "same"]
@@ -108,10 +105,10 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
         check_plan(actions, args["expect"])
     else:
         # Also when the plan had work to do: somebody else has pushed the same overlay while this push was waiting.
-        return {"deployment": one(store, record["id"]) if record else None, "recovered": note}
+        return {"deployment": one(store, record["id"]) if record else None}
     _refuse_unsafe(site, store, todo, changes, unknown=planning.unknown_base(actions, changes, record))
     name = _deploy(site, store, args, staged=staged, actions=actions, record=record)
-    return {"deployment": one(store, name), "recovered": note}
+    return {"deployment": one(store, name)}
 
 
 def _refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:

@@ -145,15 +145,11 @@ def rollback(args: dict[str, Any], _: bytes) -> Answer:
             "purged": False,
             "verified": 0,
         }, b""
-    with store.locked(args["operator"], "rollback", args["lock_wait"]):
-        try:
-            return _rollback_locked(site, store, args), b""
-        finally:
-            store.tidy()
+    with transaction.session(store, args["operator"], "rollback", args["lock_wait"], version=site.version) as note:
+        return {**_rollback_locked(site, store, args), "recovered": note}, b""
 
 
 def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str, Any]:
-    note = transaction.recover(store)
     lost = unrecorded(store)
     record, target, undoes = _rollback_range(store, args, lost)
     actions, left = _rollback_actions(site, store, record, target)
@@ -170,19 +166,32 @@ def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str
         refuse_unrecorded(unrecorded(store), store)
         if record is None and marked(store):
             raise _unknown_overlay(site)
-        _drop_orphaned_root(site)
-        store.purge()
+        _purge(site, store)
     return {
         "undone": undoes,
         "to": target["id"] if target else BASE,
         "left": left,
-        "recovered": note,
         "folders": folders,
         "restored": sum(k in ("change", "add") for k in kinds),
         "removed": kinds.count("remove"),
         "verified": sum(digest_of_file(inside(site.root, a["path"])) == a["to"] for a in actions),
         "purged": purged,
     }
+
+
+def _purge(site: Site, store: Store) -> None:
+    try:
+        # Folders that the rollback itself could not remove: nobody will know of them without the journal.
+        transaction.recover(store, site.version)
+        _drop_orphaned_root(site)
+        store.purge()
+    except OSError as e:
+        raise Refusal(
+            "failed",
+            f"no overlay is left, but its backups and history in {store.folder} could not be removed",
+            why=f"{e.filename or store.folder}: {e.strerror or e}",
+            next_step="ddtree-overlay rollback {target} --purge, when that is mended",
+        ) from e
 
 
 def _rebuild_history(store: Store, lost: Record) -> None:

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The state folder: lock, journal, history and the records of deployments.
+"""The state folder: journal, history and the records of deployments.
 
 .ddtree-overlay/
-    lock                          flock; its text names the holder
+    lock                          see `lock`
+    purging                       exists while all of this is being removed, and after a crash in the middle of it
     journal.json                  exists while files are being swapped, and after a crash in the middle of it
     undo/                         what the journal needs to put everything back
     history.jsonl                 one event a line, only ever appended to; a line is the commit of its transaction
@@ -15,19 +16,20 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shlex
 import shutil
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from . import lock
 from .common import Refusal
 from .damage import NAME, event_fault, journal_fault, marked, record_fault, unrecorded
+from .durable import append_line, fsync_folder, write_durably
+from .pruning import PRUNED
 
 
 Record = dict[str, Any]
@@ -64,15 +66,7 @@ class Store:
 
     def append(self, event: Record) -> None:
         """Add one event, durably. This is the moment in which a transaction counts as done."""
-        path = self.folder / "history.jsonl"
-        with open(path, "ab+") as stream:
-            stream.seek(0)
-            whole = stream.read().rpartition(b"\n")
-            stream.truncate(len(whole[0]) + len(whole[1]))
-            stream.write(json.dumps(event, sort_keys=True).encode() + b"\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        fsync_folder(self.folder)
+        append_line(self.folder / "history.jsonl", json.dumps(event, sort_keys=True).encode())
 
     def current(self) -> Record | None:
         """The record of the deployment that is live, or None."""
@@ -124,30 +118,16 @@ class Store:
         self.deployment(name).mkdir(parents=True)
         return name
 
-    def tidy(self) -> None:
-        """Remove what a push that was refused or killed before its journal has left; the caller holds the lock.
+    def version_of(self, name: str) -> str | None:
+        """The SGLang that the deployment `name` was pushed to."""
+        version: str | None = self.record(name)["version"]
+        return version
 
-        Nothing is removed while files of a deployment are in the tree that the history does not know: its backups are
-        then the only way back. Folders that are not ours stay as well.
-        """
-        if not self.folder.is_dir():
-            return
-        try:
-            if self.journal() is not None or unrecorded(self):
-                return
-            known = {e["id"] for e in self.events()}
-            if not known and marked(self):
-                return
-        except Refusal:
-            # Damaged state is evidence; whoever came here is told about it by the operation itself.
-            return
-        for name in self.deployments():
-            if name not in known and self.deployment(name).is_dir() and not self.deployment(name).is_symlink():
-                shutil.rmtree(self.deployment(name))
-        with contextlib.suppress(OSError):
-            (self.folder / "deployments").rmdir()
-        if not known and not (self.folder / "deployments").exists():
-            self.purge()
+    def previous(self, name: str) -> str | None:
+        """The deployment below `name`, or None, also when its record is damaged."""
+        with contextlib.suppress(Refusal):
+            return self.record(name)["previous"]  # type: ignore[no-any-return]
+        return None
 
     # Journal ---------------------------------------------------------------------------------------------------
 
@@ -172,8 +152,8 @@ class Store:
         """Forget the transaction: it is committed or undone."""
         with contextlib.suppress(FileNotFoundError):
             (self.folder / "journal.json").unlink()
-        fsync_folder(self.folder)
-        shutil.rmtree(self.folder / "undo", ignore_errors=True)
+            fsync_folder(self.folder)
+        remove(self.folder / "undo")
 
     def write(self, path: Path, value: Record) -> None:
         """Write `value` as JSON to `path`, whole or not at all, and durably."""
@@ -181,88 +161,87 @@ class Store:
 
     # Lock ------------------------------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def locked(self, operator: str, doing: str, wait: float) -> Iterator[None]:
-        """Hold the lock. The kernel drops it when this process ends, however it ends, so none can be left behind.
-
-        Raises:
-            Refusal: Somebody else holds it, and still does after `wait` seconds.
-        """
-        fd = self._acquire(time.monotonic() + wait)
-        try:
-            holder = {"pid": os.getpid(), "operator": operator, "doing": doing, "since": time.time()}
-            os.ftruncate(fd, 0)
-            os.pwrite(fd, json.dumps(holder).encode(), 0)
-            yield
-        finally:
-            os.close(fd)
-
-    def _acquire(self, deadline: float) -> int:
-        path = self.folder / "lock"
-        while True:
-            fd = self._open_lock(path)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(fd)
-                if time.monotonic() >= deadline:
-                    raise self._held() from None
-                time.sleep(0.1)
-                continue
-            # The file may have been removed while we waited for it: then this lock protects nothing.
-            with contextlib.suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(fd), os.stat(path)):
-                    return fd
-            os.close(fd)
-
-    def _open_lock(self, path: Path) -> int:
-        # A purge by somebody else may remove the folder at any time before the lock is ours.
-        for _ in range(100):
-            with contextlib.suppress(FileNotFoundError, FileExistsError):
-                self.folder.mkdir(exist_ok=True)
-                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            time.sleep(0.01)
-        raise Refusal("failed", f"{self.folder} cannot be made or used", next_step=f"look at {self.folder} on the host")
+    def locked(self, operator: str, doing: str, wait: float) -> contextlib.AbstractContextManager[Callable[[], bool]]:
+        """Hold the lock of the host, see `lock.held`."""
+        return lock.held(self.folder, operator, doing, wait)
 
     def holder(self) -> Record | None:
         """Who holds the lock right now, or None."""
-        try:
-            fd = os.open(self.folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return None
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder: Record = {"pid": 0, "operator": "", "doing": "an operation", "since": time.time()}
-            with contextlib.suppress(ValueError, TypeError):
-                holder.update(json.loads(os.pread(fd, 4096, 0)))
-            return holder
-        finally:
-            os.close(fd)
-        return None
+        return lock.holder(self.folder)
 
-    def _held(self) -> Refusal:
-        holder = self.holder() or {}
-        who = f"{holder.get('operator') or 'somebody'} (pid {holder.get('pid', '?')})"
-        since = time.strftime("%H:%M:%S", time.gmtime(holder.get("since", time.time())))
-        return Refusal(
-            "locked",
-            f"{who} has been running a {holder.get('doing', 'deployment')} here since {since} UTC",
-            next_step="wait for it, or try again with --lock-wait SECONDS",
-        )
+    # Cleaning --------------------------------------------------------------------------------------------------
+
+    def leftovers(self) -> list[Path]:
+        """What a run that was cut off has left here and nobody needs: copies, unfinished files, staged deployments.
+
+        Nothing counts as left over while files of a deployment are in the tree that the history does not know: its
+        backups are then the only way back. What was not made by this tool does not count either.
+        """
+        if not self.folder.is_dir() or self.purging():
+            return []
+        try:
+            if self.journal() is not None or unrecorded(self):
+                return []
+            events = self.events()
+            if not events and marked(self):
+                return []
+        except Refusal:
+            # Damaged state is evidence; whoever came here is told about it by the operation itself.
+            return []
+        known = {e["id"] for e in events} - {e["id"] for e in events if e["event"] == PRUNED}
+        found = [self.deployment(n) for n in self.deployments() if n not in known]
+        found += [self.folder / n for n in ("undo", ".journal.json.tmp")]
+        if not events and (self.folder / "history.jsonl").exists():
+            # Its first line never became whole.
+            found.append(self.folder / "history.jsonl")
+        return [path for path in found if os.path.lexists(path)]
+
+    def tidy(self) -> None:
+        """Remove what a push that was refused or killed before its journal has left; the caller holds the lock.
+
+        A state folder that holds nothing goes as well. What cannot be removed waits for the next contact: an answer
+        about the operation itself is worth more than one about its left-overs.
+        """
+        with contextlib.suppress(OSError, Refusal):
+            for path in self.leftovers():
+                remove(path)
+            with contextlib.suppress(OSError):
+                (self.folder / "deployments").rmdir()
+            if set(os.listdir(self.folder)) <= {"lock"}:
+                self.purge()
+
+    def purging(self) -> bool:
+        """Whether the removal of everything has begun: nothing in here counts any more."""
+        return os.path.lexists(self.folder / "purging")
 
     def purge(self) -> None:
-        """Remove the whole state folder; the caller holds the lock. The lock file goes last."""
-        for name in sorted(os.listdir(self.folder), key=lambda n: n == "lock"):
-            path = self.folder / name
-            if path.is_dir() and not path.is_symlink():
-                shutil.rmtree(path)
-            else:
-                path.unlink()
+        """Remove the whole state folder; the caller holds the lock. The lock file goes last.
+
+        Once begun it is finished, by the next contact if need be: half a history would tell lies.
+        """
+        if (self.folder / "history.jsonl").exists():
+            # In one step, and without an inode that a full disk would not give.
+            os.replace(self.folder / "history.jsonl", self.folder / "purging")
+            fsync_folder(self.folder)
+        for name in sorted(os.listdir(self.folder), key=lambda n: _LAST.index(n) if n in _LAST else -1):
+            remove(self.folder / name)
         # Somebody who waited for the lock may have made a new one already; the folder is theirs to remove then.
         with contextlib.suppress(OSError):
             self.folder.rmdir()
         fsync_folder(self.folder.parent)
+
+
+#: What goes last when everything is removed, in this order.
+_LAST = ("purging", "lock")
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it, if it is there. A link is removed, not what it leads to."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
 
 
 def _parsed(data: bytes, fault_of: Callable[[Any], str]) -> tuple[Any, str]:
@@ -281,25 +260,3 @@ def _damaged(where: str, fault: str, step: str) -> Refusal:
         why=f"{fault}; nothing was changed",
         next_step=f"on the host: {step}; then ddtree-overlay status {{target}}",
     )
-
-
-def fsync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write `path`, whole or not at all: temporary sibling, fsync, rename, fsync of the folder."""
-    temp = path.with_name(f".{path.name}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temp.unlink()
-    with open(temp, "xb") as stream:
-        stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(temp, path)
-    fsync_folder(path.parent)

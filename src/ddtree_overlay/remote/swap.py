@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-from .store import fsync_folder
+from .durable import fsync_folder
 
 
 def temp_of(path: Path) -> Path:
@@ -74,12 +74,15 @@ def make_folder(folder: Path) -> None:
     if not folder.is_dir():
         folder.mkdir()
         _adopt(folder, 0o755, folder.parent)
+        fsync_folder(folder)
         fsync_folder(folder.parent)
 
 
 def sweep(path: Path) -> None:
-    """Remove a temporary sibling that a killed run left behind."""
-    remove(temp_of(path))
+    """Remove a temporary sibling that a killed run left behind; a folder of that name is none of ours."""
+    temp = temp_of(path)
+    if temp.is_symlink() or not temp.is_dir():
+        remove(temp)
 
 
 def bytecode_of(path: Path) -> list[Path]:

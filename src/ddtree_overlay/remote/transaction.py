@@ -15,16 +15,46 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from . import swap
 from .common import Refusal, digest_of_file, inside
-from .store import Store, fsync_folder
+from .durable import fsync_folder, sync_tree
+from .store import Store
+from .undo import Move, drop_folders, put_back, refuse, settle, state_of
 
 
-Move = dict[str, Any]
+@contextlib.contextmanager
+def session(store: Store, operator: str, doing: str, wait: float, *, version: str | None = None) -> Iterator[str]:
+    """Hold the lock of the host with whatever an earlier run left unfinished put right, and tidy up at the end.
+
+    Args:
+        store: The state folder.
+        operator: Who asks, for others to see.
+        doing: What for.
+        wait: Seconds to wait for the lock.
+        version: The SGLang that is installed now, or None when it was uninstalled.
+
+    Yields:
+        A sentence about what was put right, or "".
+    """
+    note = ""
+    while True:
+        with store.locked(operator, doing, wait) as protected:
+            if store.purging():
+                # The lock goes with the rest, so take it anew afterwards.
+                store.purge()
+                note = "removing backups and history had been interrupted, and was finished first"
+                continue
+            try:
+                yield recover(store, version) or note
+            finally:
+                # After a purge the folder may be somebody else's already.
+                if protected():
+                    store.tidy()
+            return
 
 
 def run(store: Store, moves: list[Move], event: dict[str, Any], *, make: list[str], drop: list[str]) -> None:
@@ -41,18 +71,25 @@ def run(store: Store, moves: list[Move], event: dict[str, Any], *, make: list[st
         Refusal: `rolled-back` if it failed and everything was put back, `incomplete` if something could not be.
     """
     event = {**event, "txn": len(store.events()), "time": time.time()}
-    _prepare(store, moves)
+    _prepare(store, moves, event)
+    caches = {str(Path(name).parent) for move in moves for name in move["bytecode"]}
+    make = [*make, *sorted(c for c in caches if not inside(store.root, c).is_dir())]
     journal = {"txn": event["txn"], "event": event, "moves": moves, "make": make, "drop": drop, "pid": os.getpid()}
+    journal["version"] = store.version_of(event["id"])
     store.write(store.folder / "journal.json", journal)
+    begun: list[Move] = []
     try:
-        _apply(store, journal)
+        _apply(store, journal, begun)
         store.append(event)
     except BaseException as cause:
-        _give_up(store, journal, cause)
-    store.clear_journal()
+        if not _committed(store, event):
+            _give_up(store, journal, begun, cause)
+    # The line is in the history: it is done. As long as the journal is there, the next contact tries the rest again.
+    with contextlib.suppress(OSError):
+        _finish(store, journal)
 
 
-def recover(store: Store) -> str:
+def recover(store: Store, version: str | None = None) -> str:
     """Finish what an interrupted run began; the caller holds the lock.
 
     Returns:
@@ -64,14 +101,19 @@ def recover(store: Store) -> str:
     journal = store.journal()
     if journal is None:
         return ""
-    event = journal["event"]
-    if any(e["txn"] == journal["txn"] for e in store.events()):
-        store.clear_journal()
-        return f"tidied up after the {event['event']} of {event['id']}, which was complete"
-    _undo_or_refuse(store, journal, "it was interrupted")
-    store.append(_failure(journal, "recovered", "interrupted; put back at the next contact"))
+    what = f"{journal['event']['event']} of {journal['event']['id']}"
+    ended = next((e for e in store.events() if e["txn"] == journal["txn"]), None)
+    if ended is not None and ended["event"] == journal["event"]["event"]:
+        _finish(store, journal)
+        return f"tidied up after the {what}, which was complete"
+    if ended is None:
+        replaced = "version" in journal and journal["version"] != version
+        problems = put_back(store, journal["moves"], journal["make"], replaced=replaced)
+        if problems:
+            raise refuse(store, journal, problems, "it was interrupted")
+        store.append(_failure(journal, "recovered", "interrupted; put back at the next contact"))
     store.clear_journal()
-    return f"the interrupted {event['event']} of {event['id']} was put back first"
+    return f"the interrupted {what} was put back first"
 
 
 def _failure(journal: dict[str, Any], kind: str, note: str) -> dict[str, Any]:
@@ -80,14 +122,16 @@ def _failure(journal: dict[str, Any], kind: str, note: str) -> dict[str, Any]:
     return {**event, "event": kind, "of": event["event"], "current": current, "note": note, "time": time.time()}
 
 
-def _prepare(store: Store, moves: list[Move]) -> None:
+def _prepare(store: Store, moves: list[Move], event: dict[str, Any]) -> None:
     store.clear_journal()
     for move in moves:
         full = inside(store.root, move["path"])
         if move["from"] is not None:
             keep_in(store, f"undo/files/{move['path']}", full)
         move["undo_bytecode"] = keep_bytecode(store, "undo/bytecode", full)
-    sync_tree(store.folder)
+    sync_tree(store.folder / "undo")
+    sync_tree(store.deployment(event["id"]))
+    fsync_folder(store.folder)
 
 
 def keep_in(store: Store, place: str, path: Path) -> str:
@@ -108,91 +152,43 @@ def keep_bytecode(store: Store, place: str, path: Path) -> dict[str, str]:
     return kept
 
 
-def sync_tree(folder: Path) -> None:
-    """Make every name below `folder` durable."""
-    for current, _, _ in os.walk(folder):
-        fsync_folder(Path(current))
-
-
-def _apply(store: Store, journal: dict[str, Any]) -> None:
+def _apply(store: Store, journal: dict[str, Any], begun: list[Move]) -> None:
+    """Carry out the moves; `begun` gets each before it is touched."""
     for folder in journal["make"]:
         swap.make_folder(inside(store.root, folder))
     for move in journal["moves"]:
         now = digest_of_file(inside(store.root, move["path"]))
         if now != move["from"]:
             raise Refusal("conflict", f"{move['path']} changed during the swap")
-        _settle(store, move["path"], move["to"], move["source"], exact=move["exact"], bytecode=move["bytecode"])
-    wrong = _mismatches(store, ((m["path"], m["to"]) for m in journal["moves"]))
+        begun.append(move)
+        settle(store, move["path"], move["to"], move["source"], exact=move["exact"], bytecode=move["bytecode"])
+    wrong = [m["path"] for m in begun if state_of(inside(store.root, m["path"])) != m["to"]]
     if wrong:
         raise Refusal("failed", f"after the swap these files are not as planned: {', '.join(wrong)}")
-    _drop(store, journal["drop"])
 
 
-def _settle(
-    store: Store, path: str, want: str | None, source: str | None, *, exact: bool, bytecode: dict[str, str]
-) -> None:
-    full = inside(store.root, path)
-    if digest_of_file(full) != want:
-        if want is None:
-            swap.remove(full)
-        elif source is None:
-            raise Refusal("failed", f"no copy of {path} with digest {want[:12]} was kept")
-        elif exact:
-            swap.restore(store.folder / source, full)
-        else:
-            swap.put(store.folder / source, full)
-    swap.sweep(full)
-    swap.drop_bytecode(full)
-    for name, place in bytecode.items():
-        compiled = inside(store.root, name)
-        swap.make_folder(compiled.parent)
-        swap.restore(store.folder / place, compiled)
+def _finish(store: Store, journal: dict[str, Any]) -> None:
+    """What is left to do once the line is in the history."""
+    drop_folders(store, journal["drop"])
+    store.clear_journal()
 
 
-def _mismatches(store: Store, goals: Iterable[tuple[str, str | None]]) -> list[str]:
-    return [path for path, goal in goals if digest_of_file(inside(store.root, path)) != goal]
+def _committed(store: Store, event: dict[str, Any]) -> bool:
+    """Whether the line is in the history all the same: a disk that fails may refuse to take it back."""
+    with contextlib.suppress(OSError, Refusal):
+        return event in store.events()
+    return False
 
 
-def _drop(store: Store, folders: list[str]) -> None:
-    for folder in folders:
-        full = inside(store.root, folder)
-        with contextlib.suppress(OSError):
-            full.rmdir()
-            fsync_folder(full.parent)
-
-
-def _undo(store: Store, journal: dict[str, Any]) -> list[str]:
-    """Put every file back; gives the paths where that failed, each with the reason."""
-    problems = []
-    for move in reversed(journal["moves"]):
-        path = move["path"]
-        full = inside(store.root, path)
-        try:
-            if digest_of_file(full) not in (move["from"], move["to"]):
-                problems.append(f"{path}: somebody else changed it meanwhile")
-                continue
-            if move["from"] is not None:
-                _make_parents(store, full.parent)
-            _settle(store, path, move["from"], f"undo/files/{path}", exact=True, bytecode=move["undo_bytecode"])
-        except (OSError, Refusal) as e:
-            problems.append(f"{path}: {e}")
-    _drop(store, list(reversed(journal["make"])))
-    wrong = _mismatches(store, ((m["path"], m["from"]) for m in journal["moves"]))
-    return problems or [f"{path}: not as it was" for path in wrong]
-
-
-def _make_parents(store: Store, folder: Path) -> None:
-    if not folder.is_dir() and folder != store.root:
-        _make_parents(store, folder.parent)
-        swap.make_folder(folder)
-
-
-def _give_up(store: Store, journal: dict[str, Any], cause: BaseException) -> None:
-    _undo_or_refuse(store, journal, str(cause))
+def _give_up(store: Store, journal: dict[str, Any], begun: list[Move], cause: BaseException) -> None:
+    problems = put_back(store, begun, journal["make"])
+    if problems:
+        raise refuse(store, journal, problems, str(cause)) from cause
     # A full disk may be the very cause: then the history stays as it is, and the tree is as it was all the same.
     with contextlib.suppress(OSError):
         store.append(_failure(journal, "failed", str(cause)))
-    store.clear_journal()
+    with contextlib.suppress(OSError):
+        store.clear_journal()
     event = journal["event"]
     if isinstance(cause, Refusal) and cause.kind == "conflict":
         raise Refusal(
@@ -206,21 +202,3 @@ def _give_up(store: Store, journal: dict[str, Any], cause: BaseException) -> Non
         why=f"{type(cause).__name__}: {cause}",
         next_step="ddtree-overlay doctor {target}",
     ) from cause
-
-
-def _undo_or_refuse(store: Store, journal: dict[str, Any], cause: str) -> None:
-    problems = _undo(store, journal)
-    if not problems:
-        return
-    lines = [
-        f"cp -p {store.folder}/undo/files/{m['path']} {store.root}/{m['path']}" for m in journal["moves"] if m["from"]
-    ]
-    lines += [f"rm {store.root}/{m['path']}" for m in journal["moves"] if not m["from"]]
-    broken = {p.partition(":")[0] for p in problems}
-    manual = [line for line in lines if any(line.endswith(f"/{b}") for b in broken)]
-    raise Refusal(
-        "incomplete",
-        f"the {journal['event']['event']} of {journal['event']['id']} could not be put back completely",
-        why="; ".join([cause, *problems]),
-        next_step="on the host: " + "; ".join([*manual, f"rm {store.folder}/journal.json"]),
-    )

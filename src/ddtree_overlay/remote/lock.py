@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lock of a host: held by a live process or by nobody, and its holder has a name."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from .common import Refusal
+from .durable import fsync_folder
+
+
+#: Between two attempts to get the lock.
+_PAUSE = 0.05
+
+
+@contextlib.contextmanager
+def held(folder: Path, operator: str, doing: str, wait: float) -> Iterator[Callable[[], bool]]:
+    """Hold the lock in `folder`. The kernel drops it when this process ends, however it ends.
+
+    Yields:
+        Whether the lock still protects `folder`: not any more once its file was removed.
+
+    Raises:
+        Refusal: Somebody else holds it, and still does after `wait` seconds.
+    """
+    fd = _acquire(folder, time.monotonic() + wait)
+    try:
+        # Without its text from before: a reader would take the last holder for this one.
+        os.ftruncate(fd, 0)
+        mine = {"pid": os.getpid(), "operator": operator, "doing": doing, "since": time.time()}
+        os.pwrite(fd, json.dumps(mine).encode(), 0)
+        yield lambda: _protects(fd, folder / "lock")
+    finally:
+        os.close(fd)
+
+
+def holder(folder: Path) -> dict[str, Any] | None:
+    """Who holds the lock in `folder` right now, or None."""
+    try:
+        fd = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        return None if _only_readers(fd) else _named(os.pread(fd, 4096, 0))
+    finally:
+        os.close(fd)
+
+
+def _named(text: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = {"pid": 0, "operator": "", "doing": "an operation", "since": time.time()}
+    with contextlib.suppress(ValueError, TypeError):
+        found.update(json.loads(text))
+    return found
+
+
+def _only_readers(fd: int) -> bool:
+    """Whether nobody changes anything here. Whoever looks holds the lock with others for a moment."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    fcntl.flock(fd, fcntl.LOCK_UN)
+    return True
+
+
+def _acquire(folder: Path, deadline: float) -> int:
+    path = folder / "lock"
+    while True:
+        fd = _open(folder, path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            try:
+                # Somebody who only looks who holds the lock (`status`) is no reason to give up: that takes microseconds.
+                if not _only_readers(fd) and time.monotonic() >= deadline:
+                    raise _refusal(_named(os.pread(fd, 4096, 0)))
+            finally:
+                os.close(fd)
+            time.sleep(_PAUSE)
+            continue
+        except BaseException:
+            os.close(fd)
+            raise
+        # The file may have been removed while we waited for it: then this lock protects nothing.
+        if _protects(fd, path):
+            return fd
+        os.close(fd)
+
+
+def _protects(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _open(folder: Path, path: Path) -> int:
+    # A purge by somebody else may remove the folder at any time before the lock is ours.
+    for _ in range(100):
+        with contextlib.suppress(FileNotFoundError, FileExistsError):
+            if not folder.is_dir():
+                folder.mkdir(exist_ok=True)
+                fsync_folder(folder.parent)
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        time.sleep(0.01)
+    raise Refusal("failed", f"{folder} cannot be made or used", next_step=f"look at {folder} on the host")
+
+
+def _refusal(by: dict[str, Any]) -> Refusal:
+    who = f"{by.get('operator') or 'somebody'} (pid {by.get('pid', '?')})"
+    since = time.strftime("%H:%M:%S", time.gmtime(by.get("since", time.time())))
+    return Refusal(
+        "locked",
+        f"{who} has been running a {by.get('doing', 'deployment')} here since {since} UTC",
+        next_step="wait for it, or try again with --lock-wait SECONDS",
+    )
