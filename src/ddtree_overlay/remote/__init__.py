@@ -17,10 +17,14 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     kernels       which CUDA runtime the installed kernels link to
     processes     servers that are running
     preflight     reasons why a write would fail, found before anything is written
-    store         the state folder: lock, journal, history, deployments
+    durable       names and bytes that survive a power cut
+    lock          the lock of the host and its holder
+    store         the state folder: journal, history, deployments
+    pruning       which deployments lose their backups
     damage        state that is not as it was written, and the deployment that is in place all the same
     swap          one file replaced or removed, the right way
     transaction   many files replaced or removed, all or none
+    undo          the way back from the middle of one
     planning      what a push or rollback has to do, decided from digests alone
     grounds       the view of the host that a plan is made from, and the check that it still holds
     pushing       push

@@ -19,8 +19,8 @@ from .store import Store
 def live_view(store: Store, paths: set[str]) -> dict[str, str | None]:
     """Digests of `paths` as they will be once an interrupted run has been put back."""
     live = {p: digest_of_file(inside(store.root, p)) for p in paths}
-    journal = store.journal()
-    if journal and not any(e["txn"] == journal["txn"] for e in store.events()):
+    journal = store.interrupted()
+    if journal:
         live.update({m["path"]: m["from"] for m in journal["moves"] if m["path"] in paths})
     return live
 
@@ -41,12 +41,17 @@ def plan_facts(site: Site, store: Store, actions: list[planning.Action], refusal
 
 def unfinished(store: Store) -> str:
     """A sentence about a run that has not ended, or ""."""
-    journal, holder = store.journal(), store.holder()
+    holder = store.holder()
     if holder:
         return f"{holder['operator'] or 'somebody'} is running a {holder['doing']} here (pid {holder['pid']})"
+    journal = store.interrupted()
     if journal:
         event = journal["event"]
         return f"a {event['event']} of {event['id']} was interrupted; the next push or rollback puts it back first"
+    if store.purging():
+        return f"the removal of {store.folder} was cut off; the next push or rollback finishes it"
+    if store.journal() or store.leftovers():
+        return f"a run that was cut off has left files in {store.folder}; the next push or rollback removes them"
     return ""
 
 

@@ -78,7 +78,7 @@ def _acquire(folder: Path, deadline: float) -> int:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             try:
-                # Somebody who only looks who holds the lock (`status`) is no reason to give up: that takes microseconds.
+                # Somebody who only looks who holds the lock, as `status` does, is gone in a moment.
                 if not _only_readers(fd) and time.monotonic() >= deadline:
                     raise _refusal(_named(os.pread(fd, 4096, 0)))
             finally:

@@ -146,7 +146,8 @@ def _file_state(own: dict[str, Any], now: str | None) -> dict[str, str]:
         return {"state": "base" if now else "missing", "reason": "as before the overlay"}
     if now is None:
         return {"state": "missing", "reason": "deleted since the push"}
-    return {"state": "foreign", "reason": f"changed to {now[:12]} since the push"}
+    what = now if " " in now else f"changed to {now[:12]}"
+    return {"state": "foreign", "reason": f"{what} since the push"}
 
 
 def _action(path: str, now: str | None, goal: str | None, reason: str = "") -> Action:

@@ -26,6 +26,7 @@ from .probe import syntax_errors
 from .reading import describe
 from .reporting import one
 from .store import Store
+from .undo import Move
 
 
 Answer = tuple[dict[str, Any], bytes]
@@ -203,7 +204,7 @@ def _remember(store: Store, name: str, change: dict[str, Any], record: Record | 
     return kept
 
 
-def _move(action: planning.Action, staged: str, new: Record, record: Record | None) -> transaction.Move:
+def _move(action: planning.Action, staged: str, new: Record, record: Record | None) -> Move:
     path = action["path"]
     if path in new["files"]:
         return {**action, "source": staged, "exact": False, "bytecode": {}}

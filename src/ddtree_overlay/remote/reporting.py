@@ -6,39 +6,58 @@ from __future__ import annotations
 from typing import Any
 
 from . import planning
-from .common import Refusal, digest_of_file, inside
+from .common import Refusal, inside
 from .damage import marked
 from .facts import container
 from .grounds import lost_record, unfinished
-from .locate import locate
+from .locate import Site, locate
 from .processes import running
 from .reading import describe
 from .store import Store
+from .undo import state_of
 
 
 Answer = tuple[dict[str, Any], bytes]
+#: State of the host, why, the files of the live deployment, and its record.
+Seen = tuple[str, str, "list[dict[str, str]]", "dict[str, Any] | None"]
 
 
 def status(args: dict[str, Any], _: bytes) -> Answer:
     """State of the host and of every file of the live deployment; reads only, also without any deployment."""
     site = locate(args, orphans=True)
     store = Store(site.state, site.root)
-    lost = lost_record(store)
-    record = lost or store.current()
-    live = {p: digest_of_file(inside(site.root, p)) for p in (record["files"] if record else ())}
-    state, reason, files = planning.classify(record, live, site.version, importable=site.importable)
-    pending = unfinished(store)
-    if store.journal():
-        state, reason = "partial", pending
-    elif lost:
-        state, reason = "unrecorded", f"{reason}; its line in {store.folder}/history.jsonl is lost"
-    elif record is None and site.importable and not pending and marked(store):
-        state, reason = "unrecorded", f"an overlay is in place, and no deployment in {store.folder} put it there"
-    result = {**describe(site, args), "state": state, "reason": reason, "files": files, "unfinished": pending}
+    state, reason, files, record = _seen(site, store)
+    result = {**describe(site, args), "state": state, "reason": reason, "files": files, "unfinished": unfinished(store)}
     result["deployment"] = _summaries(store).get(record["id"]) if record else None
     result["processes"] = running()
     result["container"] = container(site.root)
     return result, b""
+
+
+def _seen(site: Site, store: Store) -> Seen:
+    try:
+        return _state(site, store)
+    except Refusal:
+        # Whoever is changing the host right now may have taken away what was about to be read.
+        holder = store.holder()
+        if holder is None:
+            return _state(site, store)
+        return "partial", f"{holder['operator'] or 'somebody'} is running a {holder['doing']} here", [], None
+
+
+def _state(site: Site, store: Store) -> Seen:
+    lost = lost_record(store)
+    record = lost or store.current()
+    live = {p: state_of(inside(site.root, p)) for p in (record["files"] if record else ())}
+    state, reason, files = planning.classify(record, live, site.version, importable=site.importable)
+    middle = store.interrupted()
+    if middle:
+        state, reason = "partial", unfinished(store) or "a run has just ended; ask again"
+    elif lost:
+        state, reason = "unrecorded", f"{reason}; its line in {store.folder}/history.jsonl is lost"
+    elif record is None and site.importable and not store.holder() and marked(store):
+        state, reason = "unrecorded", f"an overlay is in place, and no deployment in {store.folder} put it there"
+    return state, reason, files, record
 
 
 def history(args: dict[str, Any], _: bytes) -> Answer:

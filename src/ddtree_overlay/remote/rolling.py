@@ -26,6 +26,7 @@ from .locate import Site, locate
 from .preflight import blockers
 from .reading import describe
 from .store import Store
+from .undo import Move
 
 
 Answer = tuple[dict[str, Any], bytes]
@@ -99,11 +100,11 @@ def _rollback_actions(
     return planning.plan_rollback(record, target, live_view(store, paths), replaced=replaced)
 
 
-def _rollback_moves(actions: list[planning.Action], record: Record, target: Record | None) -> list[transaction.Move]:
+def _rollback_moves(actions: list[planning.Action], record: Record, target: Record | None) -> list[Move]:
     return [_move(a, record, target) for a in actions if a["action"] != "same"]
 
 
-def _move(action: planning.Action, record: Record, target: Record | None) -> transaction.Move:
+def _move(action: planning.Action, record: Record, target: Record | None) -> Move:
     path = action["path"]
     if target and path in target["files"]:
         place = f"deployments/{target['id']}/after/{path}"

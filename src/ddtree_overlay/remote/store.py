@@ -148,6 +148,11 @@ class Store:
             raise _damaged(str(path), fault, f"mv {name} {name}.damaged")
         return journal
 
+    def interrupted(self) -> Record | None:
+        """The journal of a transaction that was neither committed nor put back, or None."""
+        journal = self.journal()
+        return None if journal and any(e["txn"] == journal["txn"] for e in self.events()) else journal
+
     def clear_journal(self) -> None:
         """Forget the transaction: it is committed or undone."""
         with contextlib.suppress(FileNotFoundError):
@@ -177,24 +182,21 @@ class Store:
         Nothing counts as left over while files of a deployment are in the tree that the history does not know: its
         backups are then the only way back. What was not made by this tool does not count either.
         """
-        if not self.folder.is_dir() or self.purging():
-            return []
         try:
-            if self.journal() is not None or unrecorded(self):
-                return []
             events = self.events()
-            if not events and marked(self):
+            known = {e["id"] for e in events} - {e["id"] for e in events if e["event"] == PRUNED}
+            found = [self.deployment(n) for n in self.deployments() if n not in known]
+            found += [self.folder / name for name in ("undo", ".journal.json.tmp")]
+            if not events:
+                # Its first line never became whole.
+                found.append(self.folder / "history.jsonl")
+            found = [path for path in found if os.path.lexists(path)]
+            if not found or self.journal() is not None or unrecorded(self) or (not events and marked(self)):
                 return []
         except Refusal:
             # Damaged state is evidence; whoever came here is told about it by the operation itself.
             return []
-        known = {e["id"] for e in events} - {e["id"] for e in events if e["event"] == PRUNED}
-        found = [self.deployment(n) for n in self.deployments() if n not in known]
-        found += [self.folder / n for n in ("undo", ".journal.json.tmp")]
-        if not events and (self.folder / "history.jsonl").exists():
-            # Its first line never became whole.
-            found.append(self.folder / "history.jsonl")
-        return [path for path in found if os.path.lexists(path)]
+        return found
 
     def tidy(self) -> None:
         """Remove what a push that was refused or killed before its journal has left; the caller holds the lock.

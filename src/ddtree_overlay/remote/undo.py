@@ -45,8 +45,8 @@ def put_back(store: Store, moves: list[Move], make: list[str], *, replaced: bool
     # What imported a new module meanwhile has left a folder of compiled files in it.
     drop_folders(store, [f for made in reversed(make) for f in (f"{made}/__pycache__", made)])
     failed = {path for path, _ in problems}
-    problems += [(m["path"], "not as it was") for m in moves if m["path"] not in failed and _differs(store, m, replaced)]
-    return problems
+    rest = [m for m in moves if m["path"] not in failed and _differs(store, m, replaced=replaced)]
+    return [*problems, *((m["path"], "not as it was") for m in rest)]
 
 
 def _one_back(store: Store, move: Move, *, replaced: bool) -> str:
@@ -69,9 +69,9 @@ def _one_back(store: Store, move: Move, *, replaced: bool) -> str:
     return ""
 
 
-def _differs(store: Store, move: Move, replaced: bool) -> bool:  # noqa: FBT001
+def _differs(store: Store, move: Move, *, replaced: bool) -> bool:
     now = state_of(inside(store.root, move["path"]))
-    return now == move["to"] if replaced else now != move["from"]
+    return bool(now == move["to"] if replaced else now != move["from"])
 
 
 def state_of(path: Path) -> str | None:
