@@ -121,7 +121,7 @@ class Stage:
 
     def work(self) -> Work:
         op, args, payload = self.call
-        return lambda: agent._answer({"op": op, "args": args}, payload)[0]
+        return lambda: agent.answer({"op": op, "args": args}, payload)[0]
 
     def contact(self) -> str:
         """The next contact: what push and rollback do before anything else, and nothing more."""

@@ -54,7 +54,7 @@ class Direct:
         full = json.loads(json.dumps({**args, "root": self.root}))
         if op in agent.MUTATING:
             self.last = (op, full, payload)
-        answer, data = agent._answer({"op": op, "args": full}, payload)
+        answer, data = agent.answer({"op": op, "args": full}, payload)
         return protocol.unwrap(json.loads(json.dumps(answer)), data, self.target)
 
     def close(self) -> None:
