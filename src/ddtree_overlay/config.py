@@ -131,6 +131,23 @@ class Deploy:
             next_step=f"use one of them, or add a [hosts.{name}] table to {self.path}",
         )
 
+    def group(self, name: str) -> tuple[str, ...]:
+        """The names of the hosts in the group called `name`.
+
+        Raises:
+            ConfigError: No group has that name, or it is empty.
+        """
+        if self.groups.get(name):
+            return self.groups[name]
+        if name in self.groups:
+            raise ConfigError(f"group {name!r} has no hosts", next_step=f"name some in [groups] of {self.path}")
+        where = str(self.path) if self.path else f"no {CONFIG_NAME} was found, and it"
+        raise ConfigError(
+            f"unknown group {name!r}{_suggestion(name, self.groups)}",
+            why=f"{where} knows these groups: {', '.join(self.groups) or 'none'}",
+            next_step=f'write {name} = ["HOST", "HOST"] below [groups] in {self.path or CONFIG_NAME}',
+        )
+
 
 def load_config(path: Path | None) -> Deploy:
     """Read `path`; None means that there is no file, which is fine until a host is asked for.

@@ -55,7 +55,7 @@ class Crew:
         self.parallel = max(1, parallel)
         self.interrupted = False
         self.abandoned = False
-        self._tell = tell
+        self.tell = tell
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
 
     @contextlib.contextmanager
@@ -95,7 +95,7 @@ class Crew:
             if result:
                 run.results[name] = result[0]
             elif name:
-                self._tell(name, text)
+                self.tell(name, text)
             elif self.interrupted:
                 self.abandoned = True
                 return run.given_up()
@@ -103,7 +103,7 @@ class Crew:
                 self.interrupted = True
                 if not stubborn:
                     run.begin_no_more()
-                self._tell("", "interrupted; waiting for what has begun (Ctrl-C again: do not wait)")
+                self.tell("", "interrupted; waiting for what has begun (Ctrl-C again: do not wait)")
         return dict(run.results)
 
 

@@ -43,8 +43,10 @@ __all__ = [
     "plan_push_of",
     "plan_rollback",
     "push",
+    "push_request",
     "rollback",
     "status",
+    "status_of",
 ]
 
 
@@ -87,9 +89,17 @@ def _push_plan(transport: Transport, bundle: Bundle, result: Mapping[str, Any]) 
 
 
 def push(
-    transport: Transport, plan: PushPlan, files: Mapping[str, bytes], *, operator: str, lock_wait: float = 0
+    transport: Transport,
+    plan: PushPlan,
+    files: Mapping[str, bytes],
+    *,
+    operator: str,
+    lock_wait: float = 0,
+    stage: str = "",
 ) -> Deployment:
     """Carry out exactly `plan`; the host checks every digest again under its lock.
+
+    With `stage` the bytes are on the host already, in the stage of this name.
 
     Returns:
         The deployment that is live afterwards. A plan that is a no-op writes nothing.
@@ -103,21 +113,9 @@ def push(
     """
     plan.check()
     if not plan.is_noop or plan.unfinished:
-        overlay = [a for a in plan.actions if a.path in files]
-        changes = [
-            {"path": a.path, "base": a.base_sha256, "after": sha256(files[a.path]), "size": len(files[a.path])}
-            for a in overlay
-        ]
-        args = {
-            "changes": changes,
-            "expect": [[a.path, a.live_sha256, a.sha256] for a in plan.actions],
-            "operator": operator,
-            "lock_wait": lock_wait,
-            "overlay_id": plan.overlay_id,
-            "base_id": plan.base_id,
-            "release": plan.release,
-        }
-        payload = b"".join(files[a.path] for a in overlay)
+        args, payload = push_request(plan, files, operator=operator, lock_wait=lock_wait)
+        if stage:
+            args, payload = {**args, "stage": stage}, b""
         done = transport.call("push", args, payload).result["deployment"]
         if done is not None:
             return _deployment(done)
@@ -128,6 +126,27 @@ def push(
             next_step="reinstall SGLang on the host to get rid of it",
         )
     return live
+
+
+def push_request(
+    plan: PushPlan, files: Mapping[str, bytes], *, operator: str, lock_wait: float
+) -> tuple[dict[str, Any], bytes]:
+    """What the host is told, and the bytes that go with it, so that it carries out exactly `plan`."""
+    overlay = [a for a in plan.actions if a.path in files]
+    changes = [
+        {"path": a.path, "base": a.base_sha256, "after": sha256(files[a.path]), "size": len(files[a.path])}
+        for a in overlay
+    ]
+    args = {
+        "changes": changes,
+        "expect": [[a.path, a.live_sha256, a.sha256] for a in plan.actions],
+        "operator": operator,
+        "lock_wait": lock_wait,
+        "overlay_id": plan.overlay_id,
+        "base_id": plan.base_id,
+        "release": plan.release,
+    }
+    return args, b"".join(files[a.path] for a in overlay)
 
 
 def plan_rollback(transport: Transport, *, to: str | None = None, purge: bool = False) -> RollbackPlan:
@@ -209,7 +228,11 @@ def rollback(
 
 def status(transport: Transport) -> Status:
     """What is deployed on the host, and whether it is still as it was pushed."""
-    result = transport.call("status", {}).result
+    return status_of(transport, transport.call("status", {}).result)
+
+
+def status_of(transport: Transport, result: Mapping[str, Any]) -> Status:
+    """The status in an answer of the host."""
     live = _deployment(result["deployment"]) if result["deployment"] else None
     return Status(
         host=transport.name,

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from ddtree_overlay.crew import Crew, FaultError, GivenUpError, Say
+from ddtree_overlay.crew import Crew, FaultError, GivenUpError, Named, Say
 from ddtree_overlay.errors import (
     ConnectionFailedError,
     OverlayError,
@@ -69,7 +69,7 @@ class Member(Protocol):
         """Restart the server and wait until it shows that the change is live."""
 
     def undo(self, say: Say) -> None:
-        """Go back to exactly what was before `swap`, whatever it has done; connect again if that is needed."""
+        """Go back to exactly what was before `swap`, whatever it has done, and unstage; connect again if needed."""
 
 
 def exit_code(outcomes: Iterable[Outcome], *, interrupted: bool = False) -> int:
@@ -91,6 +91,16 @@ def worst(codes: Iterable[int]) -> int:
     found = set(codes) - {0}
     order = (RollbackIncompleteError.exit_code, RolledBackError.exit_code, *_WORST_FIRST)
     return next((code for code in order if code in found), max(found, default=0))
+
+
+def fates(members: Sequence[Named], results: Mapping[str, OverlayError | None]) -> list[Outcome]:
+    """What became of hosts that were each changed for themselves; who has no result was not begun with."""
+    return [
+        Outcome(m.name, _after_swap(results[m.name]), results[m.name])
+        if m.name in results
+        else Outcome(m.name, "untouched")
+        for m in members
+    ]
 
 
 def waves(members: Sequence[Member], canaries: int) -> list[Sequence[Member]]:
@@ -122,8 +132,11 @@ def roll_out(members: Sequence[Member], crew: Crew, *, canaries: int = 0, provin
                 break
     if change.failed or crew.interrupted:
         change.undo(members)
-        left = [m for m in members if m.name in staged and change.fate_of(m) in {"untouched", "refused", "undone"}]
-        crew.each(left, lambda m, say: m.unstage(say), stubborn=True)
+        # An undo takes its stage away, and a host that could not be reached would only be waited for again.
+        left = [m for m in members if staged.get(m.name, m) is None and change.fate_of(m) in {"untouched", "refused"}]
+        for name, error in crew.each(left, lambda m, say: m.unstage(say), stubborn=True).items():
+            if error is not None:
+                crew.tell(name, f"its staged files are left to the next push to remove: {error.what}")
     return [change.outcome(m) for m in members]
 
 

@@ -56,6 +56,16 @@ class Screen:
     color: str = "auto"
     verbosity: int = 0
     _emitted: bool = False
+    _kept: dict[str, Any] | None = None
+
+    def part(self) -> Screen:
+        """A screen for one part of the work: it prints like this one, but keeps its JSON object in `emitted`."""
+        return Screen(self.json, self.color, self.verbosity, _kept={})
+
+    @property
+    def emitted(self) -> Mapping[str, Any]:
+        """What was to be printed as the JSON object of a part."""
+        return self._kept or {}
 
     def show(self, lines: Iterable[Line]) -> None:
         """Print result lines on stdout; silent with `--json`."""
@@ -91,7 +101,9 @@ class Screen:
 
     def emit(self, value: Mapping[str, Any]) -> None:
         """Print the JSON object of a command, with its schema number; silent without `--json`."""
-        if self.json and not self._emitted:
+        if self._kept is not None:
+            self._kept = self._kept or dict(value)
+        elif self.json and not self._emitted:
             self._emitted = True
             text = json.dumps({"schema": SCHEMA, **value}, indent=2, ensure_ascii=_narrow(sys.stdout), default=list)
             _write_text(sys.stdout, text + "\n")
@@ -100,7 +112,12 @@ class Screen:
         """Print an error on stderr, and on stdout as JSON with `--json`."""
         with contextlib.suppress(OverlayError):  # an unwritable stdout is no reason to lose this error
             self.emit({"ok": False, **error.as_dict()})
-        lines = [row(("error: ", "bad"), error.what)]
+        self.complain(error)
+
+    def complain(self, error: OverlayError, *, about: str = "") -> None:
+        """Print an error on stderr; of one of several hosts with its name."""
+        what = error.what if about in error.what else f"{about}: {error.what}"
+        lines = [row(("error: ", "bad"), what)]
         if error.why:
             lines.append(row(("  why:  ", "dim"), error.why.replace("\n", "\n        ")))
         if error.next_step:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_overlay.cli.options import Target
+from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import deployed_bundle
 from ddtree_overlay.errors import ConflictError
 from ddtree_overlay.manifest import Bundle, Change

@@ -59,8 +59,8 @@ class Simulated:
                 raise ZeroDivisionError
             if self._swap in {None, "lost after"}:
                 self.tree, self.staged = "new", False
-            if self._swap is RollbackIncompleteError:
-                self.tree = "half"
+            if self._swap in {RolledBackError, RollbackIncompleteError}:
+                self.tree, self.staged = "half" if self._swap is RollbackIncompleteError else "old", False
             if self._swap:
                 raise (ConnectionFailedError if isinstance(self._swap, str) else self._swap)("no")
 
@@ -73,7 +73,7 @@ class Simulated:
         with self._world.step("undo", self):
             if self._undo:
                 raise self._undo("no")
-            self.tree = "old"
+            self.tree, self.staged = "old", False
 
 
 class World:

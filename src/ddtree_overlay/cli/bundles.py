@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddtree_overlay.cli.options import ANYTHING, INSTALLED, App, Target, verb
+from ddtree_overlay.cli.options import ANYTHING, INSTALLED, App, verb
+from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import bundles, deployed_bundle, opened
 from ddtree_overlay.errors import DifferencesError, OverlayError
 from ddtree_overlay.manifest import Manifest, sha256

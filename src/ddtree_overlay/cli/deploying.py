@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import contextlib
-import getpass
-import socket
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
 
-from ddtree_overlay.cli.options import INSTALLED, App, CancelledError, Target, verb
-from ddtree_overlay.cli.targets import bundles, opened
-from ddtree_overlay.errors import UsageError
+from ddtree_overlay.cli.fleets import CANARY, PARALLEL, push_to_fleet, refuse_purge, rollback_of_fleet
+from ddtree_overlay.cli.options import INSTALLED, App, CancelledError, verb
+from ddtree_overlay.cli.selecting import Target
+from ddtree_overlay.cli.targets import bundles, opened, operator
 from ddtree_overlay.reports import Line, deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
 
 
@@ -32,7 +31,13 @@ _LOCK_WAIT = click.option(
 )
 
 
-@verb(targets=INSTALLED, example="ddtree-overlay push --host ct200 --dry-run\n  ddtree-overlay push --host ct200")
+@verb(
+    targets=INSTALLED,
+    example="ddtree-overlay push --host ct200 --dry-run\n  ddtree-overlay push --host ct200\n"
+    "  ddtree-overlay push --group gpu",
+    fleet=push_to_fleet,
+    fleet_options=(PARALLEL, CANARY),
+)
 @_YES
 @_DRY_RUN
 @_LOCK_WAIT
@@ -56,14 +61,17 @@ def push(app: App, target: Target, *, yes: bool, dry_run: bool, lock_wait: float
             return _declined(app, "push")
         app.screen.note(f"{target.name}: backing up, replacing and verifying")
         with _cancelled_half_way(target):
-            done = deploy.push(transport, plan, files, operator=_operator(), lock_wait=lock_wait)
+            done = deploy.push(transport, plan, files, operator=operator(), lock_wait=lock_wait)
     value = {"changed": True, "plan": plan.as_dict(), "deployment": done.as_dict() if done else None}
     return app.finish("push", value, [deployed_line(plan, done)])
 
 
 @verb(
     targets=INSTALLED,
-    example="ddtree-overlay rollback --host ct200\n  ddtree-overlay rollback --host ct200 --to base --purge",
+    example="ddtree-overlay rollback --host ct200\n  ddtree-overlay rollback --host ct200 --to base --purge\n"
+    "  ddtree-overlay rollback --group gpu",
+    fleet=rollback_of_fleet,
+    fleet_options=(PARALLEL,),
 )
 @click.option("--to", metavar="ID", help="Go back to this deployment, or to `base`. Default: one deployment back.")
 @click.option("--purge", is_flag=True, help="Go back to the base and remove backups and history as well.")
@@ -80,8 +88,7 @@ def rollback(
     """
     from ddtree_overlay import deploy
 
-    if purge and to not in {None, "base"}:
-        raise UsageError(f"--purge goes back to the base, not to {to}", next_step="leave --to or --purge out")
+    refuse_purge(to, purge=purge)
     with opened(app, target) as transport:
         plan = deploy.plan_rollback(transport, to=to, purge=purge)
         settled = row((f"{target.name}: nothing to roll back", "ok"))
@@ -92,7 +99,7 @@ def rollback(
             return _declined(app, "rollback")
         app.screen.note(f"{target.name}: restoring and verifying")
         with _cancelled_half_way(target):
-            done = deploy.rollback(transport, plan=plan, to=to, purge=purge, operator=_operator(), lock_wait=lock_wait)
+            done = deploy.rollback(transport, plan=plan, to=to, purge=purge, operator=operator(), lock_wait=lock_wait)
     value = {"changed": True, "plan": plan.as_dict(), "result": done.as_dict()}
     return app.finish("rollback", value, [rolled_back_line(done)])
 
@@ -129,11 +136,3 @@ def _cancelled_half_way(target: Target) -> Iterator[None]:
 def _declined(app: App, command: str) -> int:
     app.screen.note("nothing was changed")
     return app.finish(command, {"changed": False, "declined": True}, [], code=1)
-
-
-def _operator() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):  # no passwd entry, as in many containers
-        user = "unknown"
-    return f"{user}@{socket.gethostname()}"

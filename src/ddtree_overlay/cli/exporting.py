@@ -14,7 +14,8 @@ from pathlib import Path
 import click
 
 from ddtree_overlay.cli.bundles import bundle_of, snapshot_of
-from ddtree_overlay.cli.options import ANYTHING, App, Target, verb
+from ddtree_overlay.cli.options import ANYTHING, App, verb
+from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.errors import OverlayError, UsageError
 from ddtree_overlay.manifest import sha256
 from ddtree_overlay.reports import counted, listed, row

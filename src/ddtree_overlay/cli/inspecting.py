@@ -7,28 +7,37 @@ from collections.abc import Collection
 
 import click
 
-from ddtree_overlay.cli.options import INSTALLED, App, Target, find_target, verb
+from ddtree_overlay.cli.fleets import PARALLEL, status_of_fleet
+from ddtree_overlay.cli.options import INSTALLED, App, verb
+from ddtree_overlay.cli.selecting import Target, find_target
 from ddtree_overlay.cli.targets import opened
+from ddtree_overlay.fleet_reports import is_settled
 from ddtree_overlay.reports import comparison_lines, doctor_lines, history_lines, status_lines
 
 
-#: States in which nobody needs to act.
-SETTLED = ("pristine", "applied")
-
-
-@verb(targets=INSTALLED, example="ddtree-overlay status --host ct200")
-@click.option("--exit-code", is_flag=True, help="Exit 3 unless the host is pristine or the overlay fully applied.")
+@verb(
+    targets=INSTALLED,
+    example="ddtree-overlay status --host ct200\n  ddtree-overlay status --group gpu",
+    fleet=status_of_fleet,
+    fleet_options=(PARALLEL,),
+)
+@click.option(
+    "--exit-code",
+    is_flag=True,
+    help="Exit 3 unless every host is pristine, or the overlay fully applied, and all alike.",
+)
 def status(app: App, target: Target, *, exit_code: bool) -> int:
     """Say what is on a host.
 
     Pristine, applied, partly applied, drifted, upgraded underneath, orphaned or unrecorded. Names each file not as
-    it should be and each server that still runs older code.
+    it should be and each server that still runs older code. Of several hosts: the one overlay that all of them have,
+    or SKEW and who has what.
     """
     from ddtree_overlay import deploy
 
     with opened(app, target) as transport:
         found = deploy.status(transport)
-    code = 3 if exit_code and (found.state not in SETTLED or found.unfinished) else 0
+    code = 3 if exit_code and not is_settled(found) else 0
     return app.finish("status", found.as_dict(), status_lines(found), code)
 
 

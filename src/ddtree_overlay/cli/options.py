@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options that every verb shares, and the `App` and `Target` they are turned into."""
+"""Options that every verb shares, the `App` they are turned into, and how a verb becomes a command."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import logging
-import os
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,9 +14,9 @@ from typing import Any
 
 import click
 
-from ddtree_overlay.config import MAX_TIMEOUT, Deploy, Host, load_config
+from ddtree_overlay.cli.selecting import Fleet, Target, find_targets, option_words
+from ddtree_overlay.config import MAX_TIMEOUT, Deploy, load_config
 from ddtree_overlay.errors import OverlayError, UsageError
-from ddtree_overlay.manifest import sha256
 from ddtree_overlay.render import OutputLostError, Screen
 from ddtree_overlay.reports import Line
 from ddtree_overlay.workspace import Workspace
@@ -32,13 +31,14 @@ class _Seconds(click.FloatRange):
 
 
 _FILE = click.Path(path_type=Path)
-_HOST = click.Option(["--host"], metavar="NAME", help="A host of deploy.toml.")
+_HOST = click.Option(["--host"], multiple=True, metavar="NAME", help="A host of deploy.toml; several with several.")
+_GROUP = click.Option(["--group"], multiple=True, metavar="NAME", help="The hosts of a group of deploy.toml.")
 _RELEASE = click.Option(["--release"], metavar="VERSION", help="The published wheel of a release.")
 _ROOT = click.Option(["--root"], type=_FILE, metavar="PATH", help="A package folder on this machine.")
 _PYTHON = click.Option(["--python"], metavar="PATH", help="The interpreter that imports SGLang there.")
 #: What a verb can be pointed at.
-INSTALLED = (_HOST, _ROOT, _PYTHON)
-ANYTHING = (_HOST, _RELEASE, _ROOT, _PYTHON)
+INSTALLED = (_HOST, _GROUP, _ROOT, _PYTHON)
+ANYTHING = (_HOST, _GROUP, _RELEASE, _ROOT, _PYTHON)
 
 _COMMON = (
     click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object on stdout."),
@@ -102,10 +102,18 @@ class App:
         return code
 
 
-def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable[..., int]], click.Command]:
+def verb(
+    *,
+    targets: Sequence[click.Option],
+    example: str,
+    fleet: Callable[..., int] | None = None,
+    fleet_options: Sequence[click.Option] = (),
+) -> Callable[[Callable[..., int]], click.Command]:
     """Make a command of a function of an `App`, a `Target` and its own options, which returns the exit code.
 
-    The command has the options of `targets`, then its own, then the common ones; errors are printed for it.
+    The command has the options of `targets`, then its own, then `fleet_options`, then the common ones; errors are
+    printed for it. Several hosts are passed to `fleet`, a function of an `App`, a `Fleet` and all of these options;
+    without one, the hosts are taken one after the other.
     """
 
     def decorate(function: Callable[..., int]) -> click.Command:
@@ -118,41 +126,81 @@ def verb(*, targets: Sequence[click.Option], example: str) -> Callable[[Callable
             del given["verbose"]
             _log_to_stderr(screen.verbosity)
             named = {str(o.name): given.pop(str(o.name)) for o in targets}
-            target = None
-            try:
+
+            def work() -> int:
                 patience, accept_new = given.pop("timeout"), given.pop("accept_new")
                 config, workdir = given.pop("config"), given.pop("workdir")
-                flags = (*_option("--config", config), *_option("--workdir", workdir))
+                flags = (*option_words("--config", config), *option_words("--workdir", workdir))
                 app = App(screen, Workspace.find(workdir), config, patience, accept_new, flags)
-                target = find_target(app, release_allowed=_RELEASE in targets, **named)
-                return function(app, target, **given)
-            except OverlayError as e:
-                if target is not None:
-                    e.next_step = e.next_step.replace("{target}", target.flag)
-                screen.fail(e)
-                return e.exit_code
-            except OSError as e:
-                what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
-                fault = OverlayError(
-                    what, next_step="check permissions and free space on this machine, then run it again"
-                )
-                screen.fail(fault)
-                return fault.exit_code
-            except (click.ClickException, click.Abort, click.exceptions.Exit):
-                raise
-            except Exception as e:
-                return _report_fault(screen, e)
+                found = find_targets(app, release_allowed=_RELEASE in targets, **named)
+                if isinstance(found, Fleet):
+                    return _on_target(fleet or functools.partial(_one_by_one, function), app, found, given)
+                for option in fleet_options:
+                    _refuse_alone(option, given.pop(str(option.name)))
+                return _on_target(function, app, found, given)
+
+            return _guarded(screen, work)
 
         own = list(reversed(getattr(function, "__click_params__", [])))
         return click.Command(
             function.__name__,
             callback=callback,
-            params=[*targets, *own, *_COMMON],
+            params=[*targets, *own, *fleet_options, *_COMMON],
             help=inspect.cleandoc(function.__doc__ or ""),
             epilog=f"\b\nExample:\n  {example}",
         )
 
     return decorate
+
+
+def _guarded(screen: Screen, work: Callable[[], int]) -> int:
+    """Run `work` and print what it raises; gives the exit code."""
+    try:
+        return work()
+    except OverlayError as e:
+        screen.fail(e)
+        return e.exit_code
+    except OSError as e:
+        what = f"{e.filename}: {e.strerror}" if e.filename else str(e)
+        fault = OverlayError(what, next_step="check permissions and free space on this machine, then run it again")
+        screen.fail(fault)
+        return fault.exit_code
+    except (click.ClickException, click.Abort, click.exceptions.Exit):
+        raise
+    except Exception as e:
+        return _report_fault(screen, e)
+
+
+def _on_target(function: Callable[..., int], app: App, target: Target | Fleet, given: Mapping[str, Any]) -> int:
+    """Run a verb on its target; what it advises names the target as the user did."""
+    try:
+        return function(app, target, **given)
+    except OverlayError as e:
+        e.next_step = e.next_step.replace("{target}", target.flag)
+        raise
+
+
+def _refuse_alone(option: click.Option, value: Any) -> None:
+    """Refuse an option that says nothing about a single host; a bound on the number of hosts holds for one as well."""
+    if option.default is None and value is not None:
+        raise UsageError(
+            f"{option.opts[0]} is for several hosts",
+            next_step=f"leave {option.opts[0]} out, or name the hosts with --group NAME or several --host",
+        )
+
+
+def _one_by_one(function: Callable[..., int], app: App, fleet: Fleet, **given: Any) -> int:
+    """Run a verb for one host after the other; a host that fails does not hide the next ones."""
+    from ddtree_overlay.fleet import worst
+
+    codes, values = [], []
+    for target in fleet.targets:
+        part = app.screen.part()
+        own = replace(app, screen=part)
+        codes.append(_guarded(part, functools.partial(_on_target, function, own, target, given)))
+        values.append({"host": target.name, **part.emitted})
+    command = str(next((v["command"] for v in values if "command" in v), function.__name__))
+    return app.finish(command, {"hosts": values}, [], worst(codes))
 
 
 def _report_fault(screen: Screen, e: Exception) -> int:
@@ -170,80 +218,3 @@ def _log_to_stderr(verbosity: int) -> None:
     logging.basicConfig(stream=sys.stderr, level=level, format="%(levelname)s: %(message)s", force=True)
     # paramiko logs every fault that it also raises; ours are raised with a next step.
     logging.getLogger("paramiko").setLevel(logging.DEBUG if verbosity > 1 else logging.CRITICAL)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One installed or published SGLang: a host, a package folder, or a release. `name` is its snapshot's name."""
-
-    name: str
-    flag: str
-    host: Host | None = None
-    release: str | None = None
-
-    def command(self, verb: str) -> str:
-        """The command line that runs `verb` on this target."""
-        return f"ddtree-overlay {verb} {self.flag}"
-
-    @property
-    def place(self) -> Host:
-        """The host or folder; only for verbs that take no `--release`."""
-        assert self.host is not None
-        return self.host
-
-
-def find_target(
-    app: App,
-    *,
-    host: str | None = None,
-    root: Path | None = None,
-    release: str | None = None,
-    python: str | None = None,
-    release_allowed: bool = False,
-) -> Target:
-    """The one target that the options name.
-
-    Raises:
-        UsageError: None or several are named, or an option does not belong to the one that is.
-    """
-    given = [name for name, value in (("--host", host), ("--release", release), ("--root", root)) if value is not None]
-    if len(given) != 1:
-        known = "--host NAME, --release VERSION or --root PATH" if release_allowed else "--host NAME or --root PATH"
-        raise UsageError(
-            f"{' and '.join(given)} exclude each other" if given else "no target was named",
-            next_step=f"name exactly one of {known}",
-        )
-    if host is not None:
-        found = app.deploy().host(host)
-        flag = shlex.join(["--host", host, *_option("--python", python), *app.flags])
-        return Target(host, flag, _adjusted(found, app, python))
-    if root is not None:
-        return _root_target(app, root, python)
-    if python is not None:
-        raise UsageError("--python does not go with --release", next_step="leave --python out")
-    from ddtree_overlay.snapshots import check_release_name
-
-    assert release is not None
-    check_release_name(release)
-    return Target(f"sglang-{release}", shlex.join(["--release", release, *app.flags]), release=release)
-
-
-def _option(name: str, value: object) -> list[str]:
-    return [] if value is None else [name, str(value)]
-
-
-def _root_target(app: App, root: Path, python: str | None) -> Target:
-    if not root.is_dir():
-        raise UsageError(
-            f"--root {root}: no such folder", next_step="name the folder that holds sglang, or sglang itself"
-        )
-    where = root.resolve()
-    # Most of these folders are called sglang: the digest of the whole path keeps their snapshots apart.
-    name = f"root-{where.name}-{sha256(os.fsencode(where))[:6]}"
-    place = Host(name, "localhost", transport="local", root=str(where), python=python or sys.executable)
-    flag = shlex.join(["--root", str(root), *_option("--python", python), *app.flags])
-    return Target(place.name, flag, _adjusted(place, app, None))
-
-
-def _adjusted(host: Host, app: App, python: str | None) -> Host:
-    return replace(host, timeout=app.timeout or host.timeout, python=python or host.python)

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddtree_overlay.cli.options import ANYTHING, App, Target, verb
+from ddtree_overlay.cli.options import ANYTHING, App, verb
+from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import opened
 from ddtree_overlay.errors import ConflictError
 from ddtree_overlay.manifest import FileEntry, Manifest

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 import contextlib
+import getpass
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ddtree_overlay.cli.options import App, Target
+from ddtree_overlay.cli.options import App
+from ddtree_overlay.cli.selecting import Fleet, Target
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.reports import counted, listed
 from ddtree_overlay.workspace import StoredBundle
@@ -33,7 +36,7 @@ def opened(app: App, target: Target) -> Iterator[Transport]:
                 app.screen.warn(f"{target.name}: {text}")
 
 
-def bundles(app: App, target: Target) -> list[StoredBundle]:
+def bundles(app: App, target: Target | Fleet) -> list[StoredBundle]:
     """Every bundle that was built in this workspace, the newest first.
 
     Raises:
@@ -79,5 +82,14 @@ def deployed_bundle(
     )
 
 
-def _build(target: Target) -> str:
+def _build(target: Target | Fleet) -> str:
     return f"run {target.command('snapshot')} && {target.command('patch')}"
+
+
+def operator() -> str:
+    """Who is named in the history of a host."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no passwd entry, as in many containers
+        user = "unknown"
+    return f"{user}@{socket.gethostname()}"

@@ -28,6 +28,8 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     planning      what a push or rollback has to do, decided from digests alone
     grounds       the view of the host that a plan is made from, and the check that it still holds
     pushing       push
+    stages        files of a push that waits for other hosts
+    staging       what a push to several hosts does before any of them is changed
     rolling       rollback
     reporting     status, history
     remarks       what whoever pushes should hear; not sent to a host

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Any
 
-from . import planning, transaction
+from . import planning, stages, transaction
 from .common import Refusal, digest, digest_of_file, inside, split
 from .damage import marked, unrecorded
 from .durable import write_durably
@@ -46,18 +46,18 @@ def plan_push(args: dict[str, Any], _: bytes) -> Answer:
     live = live_view(store, {c["path"] for changes in candidates for c in changes})
     chosen = planning.choose(candidates, live) or 0
     changes = candidates[chosen]
-    actions, record = _push_actions(changes, store, live)
+    actions, record = push_actions(changes, store, live)
     todo = [a for a in actions if a["action"] not in ("same", "conflict")]
-    refusals = blockers(site, [a["path"] for a in todo], _bytes_needed(store, changes))
+    refusals = blockers(site, [a["path"] for a in todo], bytes_needed(store, changes))
     unknown = planning.unknown_base(actions, changes, record)
     if unknown and todo:
-        refusals.append(_no_base(unknown))
+        refusals.append(no_base(unknown))
     result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "unknown_base": unknown}
     stray = record is None and not result["unfinished"] and marked(store)
     return {**result, "chosen": chosen, "deployment": record["id"] if record else None, "unrecorded": stray}, b""
 
 
-def _push_actions(
+def push_actions(
     changes: list[dict[str, Any]], store: Store, known: dict[str, str | None] | None = None
 ) -> tuple[list[planning.Action], Record | None]:
     """The actions, and the live deployment; `known` are digests that were just taken."""
@@ -67,13 +67,14 @@ def _push_actions(
     return planning.plan_push(changes, {**live_view(store, paths - live.keys()), **live}, record), record
 
 
-def _bytes_needed(store: Store, changes: list[dict[str, Any]]) -> int:
+def bytes_needed(store: Store, changes: list[dict[str, Any]]) -> int:
     """The staged copy and the file itself; the backup and the copy for a way back in the middle."""
     live = [inside(store.root, c["path"]) for c in changes]
     return 2 * sum(int(c["size"]) for c in changes) + 2 * sum(p.stat().st_size for p in live if p.is_file())
 
 
-def _no_base(paths: list[str]) -> Refusal:
+def no_base(paths: list[str]) -> Refusal:
+    """The refusal of files that are patched, although nobody knows what they were."""
     return Refusal(
         "conflict",
         f"{paths[0]} is patched already, but no deployment here recorded what it was before",
@@ -83,24 +84,37 @@ def _no_base(paths: list[str]) -> Refusal:
 
 
 def push(args: dict[str, Any], payload: bytes) -> Answer:
-    """Carry out a plan: `changes` with their bytes in `payload`, and `expect`, the plan's actions."""
+    """Carry out a plan: `changes` with their bytes in `payload` or in `stage`, and `expect`, the plan's actions."""
     site = locate(args)
     store = Store(site.state, site.root)
-    changes = args["changes"]
+    name = args.get("stage")
+    staged = {} if name else arrived(args["changes"], payload)
+    refuse_early(site, store, args)
+    with transaction.session(store, args["operator"], "push", args["lock_wait"], version=site.version) as note:
+        try:
+            # Under the lock: a push whose stage was taken away in time must not begin any more.
+            staged = stages.bring(store, name, args["changes"]) if name else staged
+            return {**_push_locked(site, store, args, staged), "recovered": note}, b""
+        finally:
+            if name:
+                stages.drop(store, name)
+            stages.sweep(store)
+
+
+def arrived(changes: list[dict[str, Any]], payload: bytes) -> dict[str, bytes]:
+    """The bytes of each of `changes`, checked."""
     # Python 3.9 has no strict=; `split` has checked the sizes.
-    staged = dict(zip((c["path"] for c in changes), split(payload, [c["size"] for c in changes])))  # noqa: B905
-    wrong = [c["path"] for c in changes if digest(staged[c["path"]]) != c["after"]]
+    files = dict(zip((c["path"] for c in changes), split(payload, [c["size"] for c in changes])))  # noqa: B905
+    wrong = [c["path"] for c in changes if digest(files[c["path"]]) != c["after"]]
     if wrong:
         raise Refusal("connection", f"{wrong[0]} arrived damaged", why="nothing was changed")
-    _refuse_early(site, store, args)
-    with transaction.session(store, args["operator"], "push", args["lock_wait"], version=site.version) as note:
-        return {**_push_locked(site, store, args, staged), "recovered": note}, b""
+    return files
 
 
 def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[str, bytes]) -> dict[str, Any]:
     changes = args["changes"]
     refuse_unrecorded(unrecorded(store), store)
-    actions, record = _push_actions(changes, store)
+    actions, record = push_actions(changes, store)
     todo = [a for a in actions if a["action"] != "same"]
     if todo:
         check_plan(actions, args["expect"])
@@ -112,25 +126,38 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
     return {"deployment": one(store, name)}
 
 
-def _refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:
+def refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:
     """Refuse a stale plan before even the state folder is created."""
     refuse_unrecorded(lost_record(store), store)
     busy = store.holder()
-    actions, _ = _push_actions(args["changes"], store)
+    actions, _ = push_actions(args["changes"], store)
     todo = [a["path"] for a in actions if a["action"] != "same"]
     if todo:
         # What was seen while somebody swaps files says nothing; under the lock everything is looked at again.
         if not busy and not store.holder():
             check_plan(actions, args["expect"])
-        raise_first(blockers(site, todo, _bytes_needed(store, args["changes"])))
+        raise_first(blockers(site, todo, bytes_needed(store, args["changes"])))
 
 
 def _refuse_unsafe(
     site: Site, store: Store, todo: list[planning.Action], changes: list[dict[str, Any]], *, unknown: list[str]
 ) -> None:
-    raise_first(blockers(site, [a["path"] for a in todo], _bytes_needed(store, changes)))
+    raise_first(blockers(site, [a["path"] for a in todo], bytes_needed(store, changes)))
     if unknown:
-        raise _no_base(unknown)
+        raise no_base(unknown)
+
+
+def refuse_uncompilable(files: dict[str, bytes]) -> None:
+    """Refuse files that are no Python for this interpreter."""
+    errors = syntax_errors(files)
+    if errors:
+        first = errors[0]
+        raise Refusal(
+            "failed",
+            f"{first['path']}:{first['line']}: {first['message']}",
+            why="the patched file does not compile under the host's Python; nothing was written",
+            next_step="ddtree-overlay verify {target}",
+        )
 
 
 def _deploy(
@@ -142,15 +169,7 @@ def _deploy(
     actions: list[planning.Action],
     record: Record | None,
 ) -> str:
-    errors = syntax_errors(staged)
-    if errors:
-        first = errors[0]
-        raise Refusal(
-            "failed",
-            f"{first['path']}:{first['line']}: {first['message']}",
-            why="the patched file does not compile under the host's Python; nothing was written",
-            next_step="ddtree-overlay verify {target}",
-        )
+    refuse_uncompilable(staged)
     name = store.new_deployment()
     files = {c["path"]: _remember(store, name, c, record) for c in args["changes"]}
     for path, data in staged.items():

@@ -6,6 +6,7 @@
     purging                       exists while all of this is being removed, and after a crash in the middle of it
     journal.json                  exists while files are being swapped, and after a crash in the middle of it
     undo/                         what the journal needs to put everything back
+    stage/                        files of a push to several hosts that waits for the others (see `stages`)
     history.jsonl                 one event a line, only ever appended to; a line is the commit of its transaction
     deployments/d-0001/
         manifest.json             what was pushed, and for each file what was there before the overlay

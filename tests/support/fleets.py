@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several hosts, each a tiny SGLang behind an sshd of its own, and faults that are planted into their interpreters."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tests.support.installs import Install, bundle_for, new_venv, tiny_package
+from tests.support.trees import Listing, differences, listing
+
+from ddtree_overlay.workspace import Workspace
+
+
+if TYPE_CHECKING:
+    from tests.support.sshd import SshServer
+
+
+RESULTS = {"srt/a.py": b"VALUE = 5\n", "srt/b.py": b"VALUE = 6\n", "srt/new/c.py": b"C = 1\n"}
+
+#: Python's own hook at start-up: the agent runs under an interpreter that does `action` in place of a rename.
+_HOOK = """
+import os, pathlib, time
+_real = os.replace
+def replace(source, target, **k):
+    if str(target).endswith({at!r}) and pathlib.Path({arm!r}).exists():
+        {action}
+    return _real(source, target, **k)
+os.replace = replace
+"""
+FULL = "raise OSError(28, 'No space left on device')"
+KILLED = "os.kill(os.getpid(), 9)"
+SLOW = "pathlib.Path({arm!r}).with_name('busy').touch(); time.sleep(1.5)"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One host of a fleet."""
+
+    name: str
+    install: Install
+    server: SshServer
+    before: Listing
+
+    def sabotage(self, action: str, at: str = "/sglang/srt/b.py") -> Path:
+        """From now on, `action` happens when a file is renamed to `at`; removing the file that is given ends it."""
+        arm = self.install.site.parent / "armed"
+        arm.touch()
+        text = _HOOK.format(at=at, arm=str(arm), action=action.replace("{arm!r}", repr(str(arm))))
+        (self.install.site / "sitecustomize.py").write_text(text)
+        return arm
+
+    @property
+    def busy(self) -> Path:
+        """Exists once a `SLOW` rename has begun."""
+        return self.install.site.parent / "busy"
+
+    def changed(self) -> list[str]:
+        """What is not as it was in the package; compiled files that Python made do not count."""
+        return differences(self.before, listing(self.install.root))
+
+    def left(self) -> list[str]:
+        """What lies in the state folder besides the history and the backups."""
+        kept = {"lock", "history.jsonl", "deployments"}
+        return sorted(p.name for p in self.install.state.glob("*") if p.name not in kept)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the host's lock as another deployment does."""
+        self.install.state.mkdir(exist_ok=True)
+        with (self.install.state / "lock").open("w") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            stream.write('{"pid": 4711, "operator": "ann@desk", "doing": "push", "since": 0}')
+            stream.flush()
+            yield
+
+
+def machines(
+    folder: Path, servers: Sequence[SshServer], bases: Mapping[str, Mapping[str, bytes] | None]
+) -> dict[str, Machine]:
+    """A tiny SGLang for each name in `bases`, with the files given there or the usual ones."""
+    found = {}
+    for number, (name, files) in enumerate(bases.items()):
+        python, site = new_venv(folder / name)
+        tiny_package(site, "0.5.11", files)
+        install = Install(python, site)
+        found[name] = Machine(name, install, servers[number % len(servers)], listing(install.root))
+    return found
+
+
+def write_workspace(workspace: Path, fleet: Mapping[str, Machine], results: Mapping[str, bytes] = RESULTS) -> str:
+    """A deploy.toml with these hosts as the group gpu, and the bundle for the first; gives its overlay id."""
+    tables = [m.server.toml(m.name, str(m.install.python)) + "timeout = 5\n" for m in fleet.values()]
+    names = ", ".join(f'"{name}"' for name in fleet)
+    (workspace / "deploy.toml").write_text("\n".join([*tables, "[groups]", f"gpu = [{names}]", ""]))
+    return save_bundle(workspace, next(iter(fleet.values())), results)
+
+
+def save_bundle(workspace: Path, machine: Machine, results: Mapping[str, bytes] = RESULTS) -> str:
+    """Build the bundle for what is on `machine` now; gives its overlay id."""
+    bundle, files = bundle_for(machine.install.root, results)
+    Workspace(workspace).save_bundle(bundle, files)
+    return bundle.overlay_id
