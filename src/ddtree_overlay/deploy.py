@@ -116,7 +116,9 @@ def push(
         args, payload = push_request(plan, files, operator=operator, lock_wait=lock_wait)
         if stage:
             args, payload = {**args, "stage": stage}, b""
-        done = transport.call("push", args, payload).result["deployment"]
+        result = transport.call("push", args, payload).result
+        _tell(transport, result)
+        done = result["deployment"]
         if done is not None:
             return _deployment(done)
     live = next((d for d in history(transport) if d.current), None)
@@ -214,6 +216,7 @@ def rollback(
         "lock_wait": lock_wait,
     }
     result = transport.call("rollback", args).result
+    _tell(transport, result)
     return RollbackResult(
         host=transport.name,
         undone=tuple(result["undone"]),
@@ -223,7 +226,14 @@ def rollback(
         directories=result["folders"],
         purged=result["purged"],
         verified=result["verified"],
+        recovered=result["recovered"],
     )
+
+
+def _tell(transport: Transport, result: Mapping[str, Any]) -> None:
+    """What was put right before the operation itself is said with whatever else was noticed on the way."""
+    if result["recovered"]:
+        transport.warnings.append(result["recovered"])
 
 
 def status(transport: Transport) -> Status:

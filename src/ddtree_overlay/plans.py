@@ -170,7 +170,10 @@ class Deployment(_Data):
 
 @dataclass(frozen=True, slots=True)
 class RollbackResult(_Data):
-    """What a rollback did; `verified` files were hashed afterwards and are as they should be."""
+    """What a rollback did; `verified` files were hashed afterwards and are as they should be.
+
+    `recovered` says what an earlier run had left unfinished and was put right first, or is empty.
+    """
 
     host: str
     undone: tuple[str, ...]
@@ -180,6 +183,7 @@ class RollbackResult(_Data):
     directories: int
     purged: bool
     verified: int
+    recovered: str = ""
 
 
 @dataclass(frozen=True, slots=True)

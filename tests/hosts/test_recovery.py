@@ -6,49 +6,20 @@ The agent's modules are run from memory as on a host, with one function replaced
 
 from __future__ import annotations
 
-import json
 import subprocess
 
 import pytest
+from tests.support.agents import FULL, sabotaged
 from tests.support.installs import bundle_for
 from tests.support.trees import differences, listing
 
 from ddtree_overlay import deploy
-from ddtree_overlay.errors import ConnectionFailedError, RollbackIncompleteError, RolledBackError
+from ddtree_overlay.errors import ConnectionFailedError, RolledBackError
 from ddtree_overlay.hosts import protocol
 from ddtree_overlay.hosts.transport import open_transport
 
 
 RESULTS = {"srt/a.py": b"VALUE = 5\n", "srt/b.py": b"VALUE = 6\n", "srt/new/c.py": b"C = 1\n"}
-
-#: Ends the process at the nth call of a function of the agent.
-DEADLY = """
-{source}
-_real, _left = _m.{function}, [{count}]
-def _deadly(*a, **k):
-    _left[0] -= 1
-    if not _left[0]:
-        {action}
-    return _real(*a, **k)
-_m.{function} = _deadly
-"""
-KILL = "import os; os.kill(os.getpid(), 9)"
-FULL = "raise OSError(28, 'No space left on device')"
-
-
-@pytest.fixture
-def sabotage(monkeypatch):
-    """Make the agent of the next calls fail at the nth call of a function."""
-
-    def arm(module, function, count, action=KILL):
-        loader, modules = protocol._agent_source.__wrapped__()
-        sources = json.loads(modules)
-        source = f"from .{module} import Store as _m" if module == "store" else f"from . import {module} as _m"
-        sources["agent"] += DEADLY.format(source=source, function=function, count=count, action=action)
-        monkeypatch.setattr(protocol, "_agent_source", lambda: (loader, json.dumps(sources).encode()))
-
-    yield arm
-    monkeypatch.undo()
 
 
 def push_of(transport, tiny):
@@ -61,14 +32,12 @@ STEPS = [("swap", "put", 1), ("swap", "put", 3), ("swap", "drop_bytecode", 2), (
 
 
 @pytest.mark.parametrize("step", STEPS, ids=lambda s: "-".join(map(str, s)))
-def test_a_killed_push_is_put_back_at_the_next_contact(tiny, near, sabotage, monkeypatch, step):
+def test_a_killed_push_is_put_back_at_the_next_contact(tiny, near, monkeypatch, step):
     """`kill -9` in the middle: status says so and writes nothing; the next rollback finds the tree as before."""
     tiny.run("import sglang.srt.a, sglang.srt.b")
     before = listing(tiny.root)
-    sabotage(*step)
-    with pytest.raises(ConnectionFailedError, match="terminated by a signal"):
+    with sabotaged(monkeypatch, *step), pytest.raises(ConnectionFailedError, match="terminated by a signal"):
         push_of(near, tiny)()
-    monkeypatch.undo()
     middle = listing(tiny.site)
     found = deploy.status(near)
     journal = (tiny.state / "journal.json").exists()
@@ -80,40 +49,34 @@ def test_a_killed_push_is_put_back_at_the_next_contact(tiny, near, sabotage, mon
     assert not list(tiny.root.rglob("*.ddtree-tmp"))
 
 
-def test_a_push_after_a_killed_push_recovers_first(tiny, near, sabotage, monkeypatch):
+def test_a_push_after_a_killed_push_recovers_first(tiny, near, monkeypatch):
     """The plan already counts with the recovery, so the push goes through at once."""
     push = push_of(near, tiny)
-    sabotage("swap", "put", 2)
-    with pytest.raises(ConnectionFailedError):
+    with sabotaged(monkeypatch, "swap", "put", 2), pytest.raises(ConnectionFailedError):
         push()
-    monkeypatch.undo()
     done = push()
     assert (done.id, done.current) == ("d-0002", True)
     assert {p: (tiny.root / p).read_bytes() for p in RESULTS} == RESULTS
     assert [(d.id, d.state) for d in deploy.history(near)] == [("d-0001", "bad"), ("d-0002", "pending")]
 
 
-def test_a_push_killed_after_its_commit_counts(tiny, near, sabotage, monkeypatch):
+def test_a_push_killed_after_its_commit_counts(tiny, near, monkeypatch):
     """Once the history has its line the push is done; only tidying is left."""
-    sabotage("store", "clear_journal", 2)
-    with pytest.raises(ConnectionFailedError):
+    with sabotaged(monkeypatch, "store", "clear_journal", 2), pytest.raises(ConnectionFailedError):
         push_of(near, tiny)()
-    monkeypatch.undo()
     deploy.rollback(near, to="d-0001")
     assert {p: (tiny.root / p).read_bytes() for p in RESULTS} == RESULTS
     assert deploy.status(near).state == "applied"
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_killed_rollback_is_put_back_too(tiny, near, sabotage, monkeypatch, count):
+def test_a_killed_rollback_is_put_back_too(tiny, near, monkeypatch, count):
     """After recovery the overlay is whole again, and the rollback can be run once more."""
     before = listing(tiny.root)
     push_of(near, tiny)()
     applied = listing(tiny.root)
-    sabotage("swap", "drop_bytecode", count)
-    with pytest.raises(ConnectionFailedError):
+    with sabotaged(monkeypatch, "swap", "drop_bytecode", count), pytest.raises(ConnectionFailedError):
         deploy.rollback(near)
-    monkeypatch.undo()
     push_of(near, tiny)
     deploy.rollback(near, to="d-0001")
     assert differences(applied, listing(tiny.root)) == []
@@ -121,11 +84,13 @@ def test_a_killed_rollback_is_put_back_too(tiny, near, sabotage, monkeypatch, co
     assert differences(before, listing(tiny.root)) == []
 
 
-def test_a_disk_that_fills_up_in_the_middle_is_rolled_back(tiny, near, sabotage):
+def test_a_disk_that_fills_up_in_the_middle_is_rolled_back(tiny, near, monkeypatch):
     """Exit code 6 with the cause; every file is as before (Osmantic/ODS#1279 would have gone on)."""
     before = listing(tiny.root)
-    sabotage("swap", "put", 3, FULL)
-    with pytest.raises(RolledBackError, match="everything was put back") as caught:
+    with (
+        sabotaged(monkeypatch, "swap", "put", 3, FULL),
+        pytest.raises(RolledBackError, match="everything was put back") as caught,
+    ):
         push_of(near, tiny)()
     assert caught.value.exit_code == 6
     assert "No space left on device" in caught.value.why
@@ -134,26 +99,10 @@ def test_a_disk_that_fills_up_in_the_middle_is_rolled_back(tiny, near, sabotage)
     assert [d.state for d in deploy.history(near)] == ["bad"]
 
 
-def test_what_cannot_be_put_back_is_said_with_the_lines_to_do_it(tiny, near, sabotage):
-    """Exit code 7 names the file, the cause, and the commands (atomic-host-tests#155: a rollback nobody checked)."""
-    before = listing(tiny.root)
-    spoil = "open(a[1], 'w').write('x'); raise OSError(5, 'Input/output error')"
-    sabotage("swap", "put", 2, spoil)
-    with pytest.raises(RollbackIncompleteError, match="could not be put back completely") as caught:
-        push_of(near, tiny)()
-    assert caught.value.exit_code == 7
-    assert "srt/b.py: somebody else changed it meanwhile" in caught.value.why
-    manual = caught.value.next_step.removeprefix("on the host: ")
-    subprocess.run(manual, shell=True, check=True)
-    assert differences(before, listing(tiny.root)) == []
-    assert deploy.status(near).state == "pristine"
-
-
-def test_a_push_that_fails_before_its_journal_leaves_nothing(tiny, near, sabotage):
+def test_a_push_that_fails_before_its_journal_leaves_nothing(tiny, near, monkeypatch):
     """No state folder, no backup: as if it had not been tried."""
     before = listing(tiny.site)
-    sabotage("transaction", "keep_in", 1, FULL)
-    with pytest.raises(Exception, match="No space left"):
+    with sabotaged(monkeypatch, "transaction", "keep_in", 1, FULL), pytest.raises(Exception, match="No space left"):
         push_of(near, tiny)()
     assert differences(before, listing(tiny.site)) == []
 

@@ -55,6 +55,31 @@ def unfinished(store: Store) -> str:
     return ""
 
 
+def refuse_unsettled(store: Store) -> None:
+    """Refuse to take files for a version of anything while they are half old and half new.
+
+    Raises:
+        Refusal: `conflict`.
+    """
+    holder = store.holder()
+    if holder:
+        raise Refusal(
+            "conflict",
+            f"{holder['operator'] or 'somebody'} is running a {holder['doing']} here (pid {holder['pid']})",
+            why="the files are being changed",
+            next_step="wait until it is done, then run the same command again",
+        )
+    journal = store.interrupted()
+    if journal:
+        event = journal["event"]
+        raise Refusal(
+            "conflict",
+            f"a {event['event']} of {event['id']} was interrupted here: its files are half old and half new",
+            # Going back to what is live puts the interrupted run back, and does nothing else.
+            next_step=f"ddtree-overlay rollback {{target}} --to {event['before'] or 'base'}, which puts it back",
+        )
+
+
 def lost_record(store: Store) -> dict[str, Any] | None:
     """As `damage.unrecorded`, for a caller without the lock: None while somebody is swapping files or was cut off."""
     if store.journal() or store.holder():

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import stat
 import struct
 from collections.abc import Iterable
@@ -13,6 +14,7 @@ from pathlib import Path
 from .common import Refusal, inside, owner_of
 from .facts import disk, mounts
 from .locate import Site
+from .swap import bytecode_of, temp_of
 
 
 #: FS_IOC_GETFLAGS and the flags that `chattr +i` and `chattr +a` set.
@@ -33,14 +35,23 @@ def blockers(site: Site, paths: Iterable[str], need: int) -> list[Refusal]:
     if not paths:
         return []
     state = site.state if site.state.is_dir() else site.root.parent
-    folders = sorted({_existing(inside(site.root, p).parent) for p in paths})
-    found = [r for folder in [state, *folders] for r in [_folder(folder)] if r]
+    fulls = [inside(site.root, p) for p in paths]
+    folders = sorted({state, *(_existing(p.parent) for f in fulls for p in (f, *bytecode_of(f)))})
+    found = [r for folder in folders for r in [_folder(folder)] if r]
     points = {point for point, _ in mounts()}
     for path in paths:
         refusal = _file(site, path, points)
         if refusal:
             found.append(refusal)
-    return found or _space(state, need, len(paths))
+    # What is staged and kept lies beside the package, which may be a mount of its own.
+    places = {folder.stat().st_dev: folder for folder in reversed(folders)}
+    return found or [r for place in places.values() for r in _space(place, need, len(paths))]
+
+
+def keepers(folder: Path) -> list[Refusal]:
+    """Everything that keeps this user from removing the state folder `folder` with all that is in it."""
+    inner = [Path(current) for current, _, _ in os.walk(folder)]
+    return [r for place in [folder.parent, *inner] if place.is_dir() for r in [_folder(place)] if r]
 
 
 def _existing(folder: Path) -> Path:
@@ -56,8 +67,10 @@ def _folder(folder: Path) -> Refusal | None:
             f"the install is read-only: {folder} lies on a file system that is mounted read-only",
             next_step="remount it read-write, or build the overlay into the image it comes from",
         )
-    if os.access(folder, os.W_OK | os.X_OK):
-        return None
+    # The kernel calls such a folder not writable, which is only half of the truth.
+    locked = _unlocked(folder, str(folder))
+    if locked or os.access(folder, os.W_OK | os.X_OK):
+        return locked
     st = folder.stat()
     return Refusal(
         "failed",
@@ -77,8 +90,9 @@ def _file(site: Site, path: str, points: set[str]) -> Refusal | None:
             why="replacing it would change or detach a file that other installs may share",
             next_step="install SGLang with copied files (uv: --link-mode copy), then ddtree-overlay snapshot {target}",
         )
-    if not full.exists():
-        return None
+    occupied = _temporary(full, path)
+    if occupied or not full.exists():
+        return occupied
     if not full.is_file():
         return Refusal("failed", f"{path} is not a regular file", next_step=f"look at {full} on the host")
     if str(full) in points:
@@ -90,11 +104,26 @@ def _file(site: Site, path: str, points: set[str]) -> Refusal | None:
     return _attributes(full, path)
 
 
+def _temporary(full: Path, path: str) -> Refusal | None:
+    for temp in map(temp_of, (full, *bytecode_of(full))):
+        if temp.is_dir():
+            return Refusal(
+                "failed",
+                f"a folder lies at the name that the new {path} has until it is complete: {temp}",
+                why="it was not made by this tool, so it is not removed",
+                next_step=f"look at it, then on the host: mv {shlex.quote(str(temp))} somewhere else",
+            )
+        locked = _unlocked(temp, str(temp)) if temp.is_file() else None
+        if locked:
+            return locked
+    return None
+
+
 def _attributes(full: Path, path: str) -> Refusal | None:
-    if _flags(full) & (_IMMUTABLE | _APPEND_ONLY):
-        return Refusal(
-            "failed", f"{path} is immutable (chattr)", next_step=f"run chattr -i -a {full} on the host, then try again"
-        )
+    locked = [(full, path), *((c, str(c)) for c in bytecode_of(full))]
+    for refusal in (_unlocked(file, name) for file, name in locked):
+        if refusal:
+            return refusal
     st = full.stat()
     if os.geteuid() not in (0, st.st_uid):
         return Refusal(
@@ -103,6 +132,18 @@ def _attributes(full: Path, path: str) -> Refusal | None:
             next_step="set `user` in deploy.toml to the owner of the install",
         )
     return None
+
+
+def _unlocked(path: Path, name: str) -> Refusal | None:
+    flags = _flags(path)
+    if not flags & (_IMMUTABLE | _APPEND_ONLY):
+        return None
+    kind = "immutable" if flags & _IMMUTABLE else "append-only"
+    return Refusal(
+        "failed",
+        f"{name} is {kind} (chattr)",
+        next_step=f"on the host: chattr -i -a {shlex.quote(str(path))}, then try again",
+    )
 
 
 def _flags(path: Path) -> int:

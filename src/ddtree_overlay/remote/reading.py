@@ -10,7 +10,9 @@ from typing import Any
 
 from .common import Refusal, digest, digest_of_file, entry, inside, read_file
 from .facts import python_facts, versions
+from .grounds import refuse_unsettled
 from .locate import Site, locate
+from .store import Store
 
 
 Answer = tuple[dict[str, Any], bytes]
@@ -23,8 +25,10 @@ def snapshot(args: dict[str, Any], _: bytes) -> Answer:
     stamp compared: a file that is rewritten all the time may show the same bytes twice.
     """
     site = locate(args)
+    store = Store(site.state, site.root)
+    refuse_unsettled(store)
     mentions = _mentions(site.root, args["mention"].encode())
-    present = [p for p in args["wanted"] if inside(site.root, p).is_file()]
+    present = [p for p in args["wanted"] if os.path.lexists(inside(site.root, p))]
     known = args.get("known", {})
     entries, sent, pieces = [], [], []
     paths = sorted({*present, *mentions})
@@ -44,6 +48,7 @@ def snapshot(args: dict[str, Any], _: bytes) -> Answer:
         path = found["path"]
         if digest_of_file(inside(site.root, path)) != found["sha256"] or _stamp(site.root, path) != stamps[path]:
             raise _changed(path)
+    refuse_unsettled(store)
     result = {**describe(site, args), "files": entries, "mentions": mentions, "sent": sent}
     return result, b"".join(pieces)
 
@@ -78,6 +83,8 @@ def _mentions(root: Path, pattern: bytes) -> list[str]:
     for folder, names, files in os.walk(root / "srt"):
         names[:] = sorted(n for n in names if n != "__pycache__")
         modules = [Path(folder) / name for name in files if name.endswith(".py")]
+        # What is no file is no module to Python either: a pipe, or the dangling link that an editor has as its lock.
+        modules = [m for m in modules if m.is_file()]
         found += [m.relative_to(root).as_posix() for m in modules if regex.search(read_file(m))]
     return sorted(found)
 
@@ -94,6 +101,7 @@ def _changed(path: str) -> Refusal:
 def fetch(args: dict[str, Any], _: bytes) -> Answer:
     """The contents of each path in `paths`, concatenated; `size` is None for an absent file."""
     site = locate(args)
+    refuse_unsettled(Store(site.state, site.root))
     sizes, pieces = [], []
     for path in args["paths"]:
         try:

@@ -23,7 +23,7 @@ from .grounds import (
     refuse_unrecorded,
 )
 from .locate import Site, locate
-from .preflight import blockers
+from .preflight import blockers, keepers
 from .reading import describe
 from .store import Store
 from .undo import Move
@@ -45,10 +45,18 @@ def plan_rollback(args: dict[str, Any], _: bytes) -> Answer:
         raise _unknown_overlay(site)
     actions, left = _rollback_actions(site, store, record, target)
     todo = [a["path"] for a in actions if a["action"] not in ("same", "conflict")]
-    refusals = [*blockers(site, todo, 0), *_damaged(store, record, target, actions)]
+    refusals = [*blockers(site, todo, _bytes_needed(site, todo)), *_damaged(store, record, target, actions)]
+    if args["purge"] and target is None:
+        refusals += keepers(store.folder)
     result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "left": left}
     names = {"current": record["id"] if record else None, "to": target["id"] if target else BASE, "undoes": undoes}
     return {**result, **names, "state_folder": store.folder.is_dir(), "lost": bool(lost)}, b""
+
+
+def _bytes_needed(site: Site, paths: list[str]) -> int:
+    """The copies for a way back in the middle, and the files themselves, which are about as big."""
+    live = [inside(site.root, path) for path in paths]
+    return 2 * sum(p.stat().st_size for p in live if p.is_file())
 
 
 def _unknown_overlay(site: Site) -> Refusal:
@@ -145,6 +153,7 @@ def rollback(args: dict[str, Any], _: bytes) -> Answer:
             "folders": 0,
             "purged": False,
             "verified": 0,
+            "recovered": "",
         }, b""
     with transaction.session(store, args["operator"], "rollback", args["lock_wait"], version=site.version) as note:
         return {**_rollback_locked(site, store, args), "recovered": note}, b""
@@ -155,6 +164,9 @@ def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str
     record, target, undoes = _rollback_range(store, args, lost)
     actions, left = _rollback_actions(site, store, record, target)
     check_plan(actions, args["expect"])
+    if args["purge"] and target is None:
+        # Half of the backups gone and the rest another user's would be worse than all of them there.
+        raise_first(keepers(store.folder))
     if lost:
         _rebuild_history(store, lost)
     folders = 0
@@ -220,7 +232,8 @@ def _undo_deployments(
     actions: list[planning.Action],
 ) -> int:
     moves = _rollback_moves(actions, record, target)
-    raise_first(blockers(site, [m["path"] for m in moves], 0))
+    paths = [m["path"] for m in moves]
+    raise_first(blockers(site, paths, _bytes_needed(site, paths)))
     raise_first(_damaged(store, record, target, actions))
     keep = set(target["absent_folders"]) if target else set()
     drop = [f for f in sorted(record["absent_folders"], reverse=True) if f not in keep]

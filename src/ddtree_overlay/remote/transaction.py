@@ -49,7 +49,12 @@ def session(store: Store, operator: str, doing: str, wait: float, *, version: st
                 note = "removing backups and history had been interrupted, and was finished first"
                 continue
             try:
-                yield recover(store, version) or note
+                note = recover(store, version) or note
+                yield note
+            except Refusal as refusal:
+                if note and note not in refusal.why:
+                    refusal.why = "; ".join(filter(None, [refusal.why, note]))
+                raise
             finally:
                 # After a purge the folder may be somebody else's already.
                 if protected():
@@ -104,7 +109,10 @@ def recover(store: Store, version: str | None = None) -> str:
     what = f"{journal['event']['event']} of {journal['event']['id']}"
     ended = next((e for e in store.events() if e["txn"] == journal["txn"]), None)
     if ended is not None and ended["event"] == journal["event"]["event"]:
-        _finish(store, journal)
+        # An empty folder that still cannot be removed must not stand in the way of everything that comes after.
+        with contextlib.suppress(OSError):
+            drop_folders(store, journal["drop"])
+        store.clear_journal()
         return f"tidied up after the {what}, which was complete"
     if ended is None:
         replaced = "version" in journal and journal["version"] != version

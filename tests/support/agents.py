@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Agents with a fault: the real modules, run from memory as on a host, with one function that goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ddtree_overlay.hosts import protocol
+
+
+if TYPE_CHECKING:
+    import pytest
+
+
+#: Does something at the nth call of a function of the agent; `a` are that call's arguments.
+_DEADLY = """
+{source}
+_real, _left = _m.{function}, [{count}]
+def _deadly(*a, **k):
+    _left[0] -= 1
+    if not _left[0]:
+        {action}
+    return _real(*a, **k)
+_m.{function} = _deadly
+"""
+KILL = "import os; os.kill(os.getpid(), 9)"
+FULL = "raise OSError(28, 'No space left on device')"
+
+
+@contextlib.contextmanager
+def sabotaged(
+    monkeypatch: pytest.MonkeyPatch, module: str, function: str, count: int, action: str = KILL
+) -> Iterator[None]:
+    """Every agent that is started meanwhile does `action` at the nth call of a function."""
+    loader, modules = protocol._agent_source.__wrapped__()
+    sources = json.loads(modules)
+    source = f"from .{module} import Store as _m" if module == "store" else f"from . import {module} as _m"
+    sources["agent"] += _DEADLY.format(source=source, function=function, count=count, action=action)
+    with monkeypatch.context() as patch:
+        patch.setattr(protocol, "_agent_source", lambda: (loader, json.dumps(sources).encode()))
+        yield
