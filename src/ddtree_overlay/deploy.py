@@ -117,16 +117,13 @@ def push(
         if stage:
             args, payload = {**args, "stage": stage}, b""
         result = transport.call("push", args, payload).result
-        _tell(transport, result)
+        tell_recovered(transport, result)
         done = result["deployment"]
         if done is not None:
-            return _deployment(done)
+            return Deployment.from_json(done)
     live = next((d for d in history(transport) if d.current), None)
     if live is None:
-        raise OverlayError(
-            f"{transport.name}: the overlay is in place, but no deployment put it there",
-            next_step="reinstall SGLang on the host to get rid of it",
-        )
+        raise nobodys(transport.name)
     return live
 
 
@@ -149,6 +146,14 @@ def push_request(
         "release": plan.release,
     }
     return args, b"".join(files[a.path] for a in overlay)
+
+
+def nobodys(name: str) -> OverlayError:
+    """The error of an overlay that is in place although no deployment put it there."""
+    return OverlayError(
+        f"{name}: the overlay is in place, but no deployment put it there",
+        next_step="reinstall SGLang on the host to get rid of it",
+    )
 
 
 def plan_rollback(transport: Transport, *, to: str | None = None, purge: bool = False) -> RollbackPlan:
@@ -208,17 +213,26 @@ def rollback(
     plan.check()
     if plan.is_noop and not plan.unfinished:
         return RollbackResult(transport.name, (), plan.to, 0, 0, 0, purged=False, verified=0)
-    args = {
+    result = transport.call("rollback", rollback_request(plan, operator=operator, lock_wait=lock_wait)).result
+    tell_recovered(transport, result)
+    return rollback_result(transport.name, result)
+
+
+def rollback_request(plan: RollbackPlan, *, operator: str, lock_wait: float) -> dict[str, Any]:
+    """Arguments of the agent's `rollback` that carries out exactly `plan`."""
+    return {
         "to": plan.to,
         "purge": plan.purge,
         "expect": [[a.path, a.live_sha256, a.sha256] for a in plan.actions],
         "operator": operator,
         "lock_wait": lock_wait,
     }
-    result = transport.call("rollback", args).result
-    _tell(transport, result)
+
+
+def rollback_result(name: str, result: Mapping[str, Any]) -> RollbackResult:
+    """What the agent's `rollback` on the host `name` did."""
     return RollbackResult(
-        host=transport.name,
+        host=name,
         undone=tuple(result["undone"]),
         to=result["to"],
         restored=result["restored"],
@@ -230,7 +244,7 @@ def rollback(
     )
 
 
-def _tell(transport: Transport, result: Mapping[str, Any]) -> None:
+def tell_recovered(transport: Transport, result: Mapping[str, Any]) -> None:
     """What was put right before the operation itself is said with whatever else was noticed on the way."""
     if result["recovered"]:
         transport.warnings.append(result["recovered"])
@@ -243,7 +257,7 @@ def status(transport: Transport) -> Status:
 
 def status_of(transport: Transport, result: Mapping[str, Any]) -> Status:
     """The status in an answer of the host."""
-    live = _deployment(result["deployment"]) if result["deployment"] else None
+    live = Deployment.from_json(result["deployment"]) if result["deployment"] else None
     return Status(
         host=transport.name,
         target=transport.target,
@@ -264,7 +278,7 @@ def status_of(transport: Transport, result: Mapping[str, Any]) -> Status:
 
 def history(transport: Transport) -> list[Deployment]:
     """Every deployment on the host, the oldest first."""
-    return [_deployment(d) for d in transport.call("history", {}).result["deployments"]]
+    return [Deployment.from_json(d) for d in transport.call("history", {}).result["deployments"]]
 
 
 def fetch_files(transport: Transport, paths: Collection[str]) -> dict[str, bytes | None]:
@@ -313,10 +327,6 @@ def _processes(raw: Sequence[Mapping[str, Any]], since: float | None) -> tuple[P
     return tuple(
         Process(p["pid"], p["command"], p["started"], stale=since is None or p["started"] < since) for p in raw
     )
-
-
-def _deployment(raw: Mapping[str, Any]) -> Deployment:
-    return Deployment(**raw)
 
 
 def _fate(target: str) -> str:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -166,6 +167,11 @@ class Deployment(_Data):
     current: bool
     undone: float | None
     note: str
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Deployment:
+        """The deployment as the agent describes it."""
+        return cls(**raw)
 
 
 @dataclass(frozen=True, slots=True)

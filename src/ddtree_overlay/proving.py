@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from ddtree_overlay import deploy
 from ddtree_overlay.config import Host
-from ddtree_overlay.hosts.transport import Transport
-from ddtree_overlay.plans import Deployment
+from ddtree_overlay.errors import ConfigError, UsageError
+from ddtree_overlay.hosts.transport import TOTAL_SECONDS, Transport
+from ddtree_overlay.plans import Deployment, PushPlan, RollbackPlan, RollbackResult
 
 
 Verdict = Literal["live", "unrestarted", "restart-failed", "other", "unhealthy"]
@@ -42,6 +44,11 @@ class Proof:
         """The value as `--json` prints it."""
         return asdict(self)
 
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Proof:
+        """The proof as the agent describes it."""
+        return cls(**{**raw, "answers": tuple(raw["answers"])})
+
 
 def trial_of(host: Host) -> dict[str, Any]:
     """How `host` is restarted and asked, as the agent is told.
@@ -49,7 +56,80 @@ def trial_of(host: Host) -> dict[str, Any]:
     Raises:
         ConfigError: `restart` (or `restart_unit`) or `[hosts.NAME.health] url` is missing from deploy.toml.
     """
-    raise NotImplementedError
+    if host.root:
+        raise UsageError(
+            "--root has nothing to restart: only a host of deploy.toml says how",
+            next_step="name a host with --host NAME",
+        )
+    if not host.restart and not host.restart_unit:
+        raise ConfigError(
+            f"{host.name} cannot be restarted: deploy.toml does not say how",
+            why="nothing was changed",
+            next_step=f'write restart_unit = "sglang.service" or restart = "COMMAND" into [hosts.{host.name}]',
+        )
+    if host.health is None:
+        raise ConfigError(
+            f"a restart of {host.name} could not be checked: deploy.toml does not say where its server listens",
+            why="nothing was changed; a restart that nobody checks cannot be undone when it fails",
+            next_step=f'write url = "http://127.0.0.1:30000" into [hosts.{host.name}.health]',
+        )
+    return {
+        "restart": list(host.restart),
+        "unit": host.restart_unit,
+        "restart_timeout": host.restart_timeout,
+        "url": host.health.url,
+        "timeout": host.health.timeout,
+        "api_key_file": host.health.api_key_file,
+    }
+
+
+def push(
+    transport: Transport,
+    plan: PushPlan,
+    files: Mapping[str, bytes],
+    *,
+    operator: str,
+    progress: Progress,
+    lock_wait: float = 0,
+) -> tuple[Deployment, Proof]:
+    """As `deploy.push`, then restart and prove, and go back when that fails: all of it one operation on the host.
+
+    With a plan that is a no-op, the server is restarted unless it runs this overlay already.
+
+    Raises:
+        ConfigError: As `trial_of`.
+        RolledBackError: The server did not come up with the overlay; the old state is back and serves.
+        RollbackIncompleteError: It did not come up with the old state either, or the files could not be put back.
+        OverlayError: As `deploy.push`.
+    """
+    trial = trial_of(transport.host)
+    plan.check()
+    args, payload = deploy.push_request(plan, files, operator=operator, lock_wait=lock_wait)
+    total = _total(trial, lock_wait)
+    result = transport.call("push", {**args, "trial": trial}, payload, total=total, progress=progress).result
+    deploy.tell_recovered(transport, result)
+    if result["deployment"] is None:
+        raise deploy.nobodys(transport.name)
+    return Deployment.from_json(result["deployment"]), Proof.from_json(result["proof"])
+
+
+def rollback(
+    transport: Transport, plan: RollbackPlan, *, operator: str, progress: Progress, lock_wait: float = 0
+) -> tuple[RollbackResult, Proof]:
+    """As `deploy.rollback`, then restart and prove. Nothing is undone when that fails.
+
+    Raises:
+        ConfigError: As `trial_of`.
+        RollbackIncompleteError: The files are back, but the server does not come up or was not restarted.
+        OverlayError: As `deploy.rollback`.
+    """
+    trial = trial_of(transport.host)
+    plan.check()
+    args = deploy.rollback_request(plan, operator=operator, lock_wait=lock_wait)
+    total = _total(trial, lock_wait)
+    result = transport.call("rollback", {**args, "trial": trial}, total=total, progress=progress).result
+    deploy.tell_recovered(transport, result)
+    return deploy.rollback_result(transport.name, result), Proof.from_json(result["proof"])
 
 
 def prove(transport: Transport, deployment: Deployment | None, *, restart: bool, progress: Progress) -> Proof:
@@ -69,7 +149,10 @@ def prove(transport: Transport, deployment: Deployment | None, *, restart: bool,
         ConflictError: Something else than `deployment` is live on the host.
         LockedError: Another operation is running there.
     """
-    raise NotImplementedError
+    trial = trial_of(transport.host)
+    name = deployment.id if deployment else None
+    args = {"trial": trial, "deployment": name, "restart": restart, "operator": "", "lock_wait": 0}
+    return Proof.from_json(transport.call("prove", args, total=_total(trial, 0), progress=progress).result["proof"])
 
 
 def settle(transport: Transport, deployment: Deployment, proof: Proof, *, operator: str) -> Deployment:
@@ -77,4 +160,33 @@ def settle(transport: Transport, deployment: Deployment, proof: Proof, *, operat
 
     `good` after a proof; `bad` if new code had its chance and failed; `pending` as before if nothing was restarted.
     """
-    raise NotImplementedError
+    if proof.ok or proof.restarted:
+        state = "good" if proof.ok else "bad"
+        args = {"id": deployment.id, "state": state, "note": proof.why, "operator": operator, "lock_wait": 10}
+        transport.call("settle", args)
+    return next((d for d in deploy.history(transport) if d.id == deployment.id), deployment)
+
+
+def confirm(transport: Transport, *, operator: str, note: str = "", lock_wait: float = 0) -> tuple[Deployment, bool]:
+    """Take the operator's word that the live deployment serves well.
+
+    Where `health` is configured, the live server is asked; one that reports something else is not confirmed.
+
+    Returns:
+        The deployment, and whether it was good before.
+
+    Raises:
+        ConflictError: Its files are not all in place.
+        OverlayError: Nothing is deployed, or the live server runs something else.
+    """
+    health = transport.host.health
+    trial = {"url": health.url, "api_key_file": health.api_key_file} if health else None
+    args = {"trial": trial, "operator": operator, "note": note or "confirmed by hand", "lock_wait": lock_wait}
+    result = transport.call("confirm", args).result
+    found = next(d for d in deploy.history(transport) if d.id == result["id"])
+    return found, result["before"] == "good"
+
+
+def _total(trial: Mapping[str, Any], lock_wait: float) -> float:
+    """The longest that a push with everything that may follow it can take: two restarts, two waits, and the rest."""
+    return float(lock_wait + 2 * (trial["restart_timeout"] + trial["timeout"]) + TOTAL_SECONDS)

@@ -175,6 +175,7 @@ def status_lines(found: Status) -> list[Line]:
         done = found.deployment
         when = f"{moment(done.time)} by {done.operator or 'unknown'}"
         lines.append(row(f"  {done.id} ({done.state})  overlay {done.overlay_id}  {when}"))
+        lines += _unproven(found.target, done)
     lines += [
         row("  ", ("! ", "bad"), f"{file.path}: {file.state}{f', {file.reason}' if file.reason else ''}")
         for file in found.files
@@ -183,13 +184,26 @@ def status_lines(found: Status) -> list[Line]:
     return [*lines, *_remarks(found.warnings, [p for p in found.processes if p.stale])]
 
 
+def _unproven(target: str, done: Deployment) -> list[Line]:
+    """What to do about a deployment that is not known to serve well."""
+    if done.state == "good":
+        return []
+    note = [row("  ", (done.note, "warn"))] if done.note else []
+    if done.state == "bad":
+        return [*note, row(("  next: ", "dim"), f"ddtree-overlay rollback {target} --restart")]
+    advice = f"ddtree-overlay push {target} --restart; or, restarted by other means: ddtree-overlay confirm {target}"
+    return [*note, row(("  next: ", "dim"), advice)]
+
+
 def history_lines(host: str, deployments: Sequence[Deployment]) -> list[Line]:
     """Every deployment, one a line."""
     if not deployments:
         return [row((host, "head"), "  no deployments")]
     lines = [row((host, "head"), f"  {counted(len(deployments), 'deployment')}")]
     for done in deployments:
-        state = ("rolled back", "dim") if done.undone else (done.state, "ok" if done.state == "good" else "warn")
+        state: Part = (done.state, {"good": "ok", "bad": "bad"}.get(done.state, "warn"))
+        if done.undone and done.state != "bad":
+            state = ("rolled back", "dim")
         mark = "*" if done.current else " "
         note = f"  {done.note}" if done.note else ""
         text = f"  overlay {done.overlay_id}  sglang {done.release}  {moment(done.time)}  {done.operator}{note}"

@@ -4,19 +4,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from ddtree_overlay.cli.fleets import CANARY, PARALLEL, push_to_fleet, refuse_purge, rollback_of_fleet
 from ddtree_overlay.cli.options import INSTALLED, App, CancelledError, verb
+from ddtree_overlay.cli.proving import proof_line, require_restart, restart_option, teller
 from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import bundles, opened, operator
 from ddtree_overlay.reports import Line, deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
 
 
 if TYPE_CHECKING:
+    from ddtree_overlay.hosts.transport import Transport
     from ddtree_overlay.plans import PushPlan, RollbackPlan
 
 
@@ -33,37 +35,61 @@ _LOCK_WAIT = click.option(
 
 @verb(
     targets=INSTALLED,
-    example="ddtree-overlay push --host ct200 --dry-run\n  ddtree-overlay push --host ct200\n"
+    example="ddtree-overlay push --host ct200 --dry-run\n  ddtree-overlay push --host ct200 --restart\n"
     "  ddtree-overlay push --group gpu",
     fleet=push_to_fleet,
     fleet_options=(PARALLEL, CANARY),
 )
+@restart_option("Restart the server and prove that it runs this; go back if it does not.")
 @_YES
 @_DRY_RUN
 @_LOCK_WAIT
-def push(app: App, target: Target, *, yes: bool, dry_run: bool, lock_wait: float) -> int:
+def push(app: App, target: Target, *, restart: bool, yes: bool, dry_run: bool, lock_wait: float) -> int:
     """Put the overlay on a host.
 
     Plan, question, backup, replace, verify. The bundle is chosen by the digests of the installed files. What
     runs is exactly the plan that is shown; a file that changes in between stops it. An overlay that is already
     there is up to date: nothing is written.
+
+    With --restart the host restarts its server and waits until that reports this overlay and generates. If it does
+    not, the host puts the files back, restarts once more, and checks what it has gone back to: exit 6, or 7 if that
+    does not serve either. All of it goes on without you if the connection is lost.
     """
     from ddtree_overlay import deploy
 
+    if restart:
+        require_restart(target)
     with opened(app, target) as transport:
         plan, stored = deploy.plan_push_of(transport, bundles(app, target))
         files = stored.files()
         rest = f", overlay {plan.overlay_id} is already there; nothing was written"
         settled = row((f"{target.name}: up to date", "ok"), rest)
-        if _settled(app, "push", plan, plan_lines(plan), settled, dry_run=dry_run):
+        if _settled(app, "push", plan, plan_lines(plan), settled, dry_run=dry_run, restart=restart):
             return 0
-        if not yes and not app.screen.confirm(f"Push to {target.name}?", next_step=f"{target.command('push')} --yes"):
+        question, option = (" and restart its server", " --restart") if restart else ("", "")
+        again = f"{target.command('push')}{option} --yes"
+        if not yes and not app.screen.confirm(f"Push to {target.name}{question}?", next_step=again):
             return _declined(app, "push")
         app.screen.note(f"{target.name}: backing up, replacing and verifying")
         with _cancelled_half_way(target):
+            if restart:
+                return _push_and_prove(app, target, transport, plan, files, lock_wait=lock_wait)
             done = deploy.push(transport, plan, files, operator=operator(), lock_wait=lock_wait)
     value = {"changed": True, "plan": plan.as_dict(), "deployment": done.as_dict() if done else None}
     return app.finish("push", value, [deployed_line(plan, done)])
+
+
+def _push_and_prove(
+    app: App, target: Target, transport: Transport, plan: PushPlan, files: Mapping[str, bytes], *, lock_wait: float
+) -> int:
+    from ddtree_overlay import proving
+
+    tell = teller(app, target)
+    done, proof = proving.push(transport, plan, files, operator=operator(), progress=tell, lock_wait=lock_wait)
+    changed = not plan.is_noop or proof.restarted
+    value = {"changed": changed, "plan": plan.as_dict(), "deployment": done.as_dict(), "proof": proof.as_dict()}
+    pushed = [] if plan.is_noop else [deployed_line(plan, done)]
+    return app.finish("push", value, [*pushed, proof_line(target, proof)])
 
 
 @verb(
@@ -75,11 +101,20 @@ def push(app: App, target: Target, *, yes: bool, dry_run: bool, lock_wait: float
 )
 @click.option("--to", metavar="ID", help="Go back to this deployment, or to `base`. Default: one deployment back.")
 @click.option("--purge", is_flag=True, help="Go back to the base and remove backups and history as well.")
+@restart_option("Restart the server and prove that it serves again.")
 @_YES
 @_DRY_RUN
 @_LOCK_WAIT
 def rollback(
-    app: App, target: Target, *, to: str | None, purge: bool, yes: bool, dry_run: bool, lock_wait: float
+    app: App,
+    target: Target,
+    *,
+    to: str | None,
+    purge: bool,
+    restart: bool,
+    yes: bool,
+    dry_run: bool,
+    lock_wait: float,
 ) -> int:
     """Give a host its earlier files back.
 
@@ -88,28 +123,49 @@ def rollback(
     """
     from ddtree_overlay import deploy
 
-    refuse_purge(to, purge=purge)
+    refuse_purge(to, purge=purge, restart=restart)
+    if restart:
+        require_restart(target)
     with opened(app, target) as transport:
         plan = deploy.plan_rollback(transport, to=to, purge=purge)
         settled = row((f"{target.name}: nothing to roll back", "ok"))
         if _settled(app, "rollback", plan, rollback_plan_lines(plan), settled, dry_run=dry_run):
             return 0
-        again = target.command("rollback") + (f" --to {to}" if to else "") + (" --purge" if purge else "") + " --yes"
+        options = [f"--to {to}" if to else "", "--purge" if purge else "", "--restart" if restart else "", "--yes"]
+        again = " ".join([target.command("rollback"), *filter(None, options)])
         if not yes and not app.screen.confirm(f"Roll back {target.name}?", next_step=again):
             return _declined(app, "rollback")
         app.screen.note(f"{target.name}: restoring and verifying")
         with _cancelled_half_way(target):
+            if restart:
+                return _rollback_and_prove(app, target, transport, plan, lock_wait=lock_wait)
             done = deploy.rollback(transport, plan=plan, to=to, purge=purge, operator=operator(), lock_wait=lock_wait)
     value = {"changed": True, "plan": plan.as_dict(), "result": done.as_dict()}
     return app.finish("rollback", value, [rolled_back_line(done)])
 
 
+def _rollback_and_prove(app: App, target: Target, transport: Transport, plan: RollbackPlan, *, lock_wait: float) -> int:
+    from ddtree_overlay import proving
+
+    tell = teller(app, target)
+    done, proof = proving.rollback(transport, plan, operator=operator(), progress=tell, lock_wait=lock_wait)
+    value = {"changed": True, "plan": plan.as_dict(), "result": done.as_dict(), "proof": proof.as_dict()}
+    return app.finish("rollback", value, [rolled_back_line(done), proof_line(target, proof)])
+
+
 def _settled(
-    app: App, command: str, plan: PushPlan | RollbackPlan, lines: list[Line], settled: Line, *, dry_run: bool
+    app: App,
+    command: str,
+    plan: PushPlan | RollbackPlan,
+    lines: list[Line],
+    settled: Line,
+    *,
+    dry_run: bool,
+    restart: bool = False,
 ) -> bool:
     """Show the plan; True when there is nothing more to do. Raises what stands in the plan's way."""
     value = {"changed": False, "dry_run": dry_run, "plan": plan.as_dict()}
-    if plan.is_noop and not plan.unfinished:
+    if plan.is_noop and not plan.unfinished and not restart:
         plan.check()
         app.finish(command, value, [settled])
         return True

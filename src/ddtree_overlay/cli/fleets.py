@@ -108,9 +108,15 @@ def rollback_of_fleet(
     dry_run: bool,
     lock_wait: float,
     parallel: int,
+    restart: bool = False,
 ) -> int:
     """Plan on all hosts, one table, one question; then roll back all of them."""
-    refuse_purge(to, purge=purge)
+    refuse_purge(to, purge=purge, restart=restart)
+    if restart:
+        raise UsageError(
+            "--restart works on one host at a time when rolling back",
+            next_step=f"{fleet.command('rollback')} without --restart, then restart and check each server",
+        )
     from ddtree_overlay import fleet_reports, members
     from ddtree_overlay.fleet import exit_code, fates
 
@@ -145,8 +151,13 @@ def rollback_of_fleet(
         return proposal.close(outcomes, {}, exit_code(outcomes, interrupted=crew.interrupted), done="rolled back")
 
 
-def refuse_purge(to: str | None, *, purge: bool) -> None:
-    """Refuse to remove backups and history, and to go back to one of them."""
+def refuse_purge(to: str | None, *, purge: bool, restart: bool = False) -> None:
+    """Refuse to remove backups and history, and to go back to one of them or to need them for a restart."""
+    if purge and restart:
+        raise UsageError(
+            "--purge does not go with --restart: the state folder is needed until the server is well",
+            next_step="roll back with --to base --restart first, then with --purge",
+        )
     if purge and to not in {None, "base"}:
         raise UsageError(f"--purge goes back to the base, not to {to}", next_step="leave --to or --purge out")
 

@@ -12,7 +12,7 @@ import sys
 import time
 
 from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output, cannot_start, complete
-from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
+from ddtree_overlay.hosts.transport import AgentTransport, Watch
 
 
 class _StalledError(Exception):
@@ -27,7 +27,9 @@ class LocalTransport(AgentTransport):
         default = self.host.root and self.host.python == "python3"
         return sys.executable if default else os.path.expanduser(self.host.python)
 
-    def _run(self, sentinel: str, request: bytes, timeout: float, *, changes: bool) -> Output:
+    def _run(
+        self, sentinel: str, request: bytes, timeout: float, *, changes: bool, total: float, watch: Watch
+    ) -> Output:
         try:
             child = subprocess.Popen(
                 [*self.host.exec_prefix, self._python(), "-c", BOOTSTRAP, sentinel],
@@ -41,7 +43,7 @@ class LocalTransport(AgentTransport):
         except OSError as e:
             raise cannot_start(self._command(), self.name, e.strerror or str(e)) from e
         try:
-            return self._exchange(child, sentinel, request, timeout)
+            return self._exchange(child, sentinel, request, timeout, total=total, watch=watch)
         except _StalledError as e:
             raise self._no_progress(timeout, changes=changes) from e
         finally:
@@ -55,7 +57,16 @@ class LocalTransport(AgentTransport):
                     with contextlib.suppress(OSError):
                         stream.close()
 
-    def _exchange(self, child: subprocess.Popen[bytes], sentinel: str, request: bytes, timeout: float) -> Output:
+    def _exchange(
+        self,
+        child: subprocess.Popen[bytes],
+        sentinel: str,
+        request: bytes,
+        timeout: float,
+        *,
+        total: float,
+        watch: Watch,
+    ) -> Output:
         """Send and receive at the same time, so that neither side waits for the other with a full pipe.
 
         Ends with the answer: a process that was started on the side may keep the streams open for longer.
@@ -64,7 +75,7 @@ class LocalTransport(AgentTransport):
         assert child.stdout
         assert child.stderr
         out, error, sent = bytearray(), bytearray(), 0
-        end = time.monotonic() + TOTAL_SECONDS
+        end = time.monotonic() + total
         os.set_blocking(child.stdin.fileno(), False)
         with selectors.DefaultSelector() as selector:
             selector.register(child.stdin, selectors.EVENT_WRITE)
@@ -82,6 +93,7 @@ class LocalTransport(AgentTransport):
                     key.data.extend(data)
                     if not data:
                         selector.unregister(key.fileobj)
+                watch(out)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=timeout)
         return Output(bytes(out), bytes(error), child.poll())

@@ -8,7 +8,7 @@ import json
 import logging
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -27,7 +27,7 @@ BOOTSTRAP = (
 )
 
 #: Operations that change the host; once started they finish there, or put everything back, whatever becomes of us.
-MUTATING = frozenset({"push", "rollback"})
+MUTATING = frozenset({"push", "rollback", "prove", "settle", "confirm"})
 
 #: Modules that only run on this side, or in an export.
 _NOT_SENT = ("remarks", "standalone")
@@ -123,8 +123,28 @@ def complete(stdout: bytearray, sentinel: str) -> bool:
 
 
 def noise(output: Output, sentinel: str) -> str:
-    """What was printed before the frame, heartbeats taken off."""
-    return output.stdout.partition(f"\n{sentinel}:".encode())[0].strip().decode("utf-8", "replace")
+    """What was printed before the frame, heartbeats and lines about the progress taken off."""
+    text = output.stdout.partition(f"\n{sentinel}:".encode())[0].decode("utf-8", "replace")
+    return "\n".join(line for line in text.splitlines() if not line.startswith(f"{sentinel}~")).strip()
+
+
+class Progress:
+    """Tells each line that the agent sends about a long operation, as soon as it is whole."""
+
+    def __init__(self, sentinel: str, tell: Callable[[str], None]) -> None:
+        self._mark = f"\n{sentinel}~".encode()
+        self._tell = tell
+        self._at = 0
+
+    def __call__(self, stdout: bytearray) -> None:
+        """Look at what has arrived so far."""
+        while (start := stdout.find(self._mark, self._at)) >= 0:
+            start += len(self._mark)
+            end = stdout.find(b"\n", start)
+            if end < 0:
+                return
+            self._at = end
+            self._tell(stdout[start:end].decode("utf-8", "replace"))
 
 
 def unwrap(answer: Mapping[str, Any], payload: bytes, target: str) -> Reply:

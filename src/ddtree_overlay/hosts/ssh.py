@@ -13,7 +13,7 @@ from ddtree_overlay.errors import ConnectionFailedError
 from ddtree_overlay.hosts.connect import abandon, connect
 from ddtree_overlay.hosts.lean import paramiko
 from ddtree_overlay.hosts.protocol import BOOTSTRAP, Output, complete
-from ddtree_overlay.hosts.transport import TOTAL_SECONDS, AgentTransport
+from ddtree_overlay.hosts.transport import AgentTransport, Watch
 
 
 class SshTransport(AgentTransport):
@@ -24,7 +24,9 @@ class SshTransport(AgentTransport):
         self._accept_new = accept_new
         self._hops: list[paramiko.Transport] = []
 
-    def _run(self, sentinel: str, request: bytes, timeout: float, *, changes: bool) -> Output:
+    def _run(
+        self, sentinel: str, request: bytes, timeout: float, *, changes: bool, total: float, watch: Watch
+    ) -> Output:
         if not self._hops or not self._hops[-1].is_active():
             abandon(self._hops)
             self._hops = connect(self.host, accept_new=self._accept_new, warnings=self.warnings)
@@ -35,7 +37,7 @@ class SshTransport(AgentTransport):
             _ask(channel, command_line(self.host.exec_prefix, self.host.python, sentinel), timeout)
             # From here on `_Exchange` watches the clock: progress in one direction is enough.
             channel.settimeout(None)
-            output = _Exchange(channel, sentinel, request).run(timeout)
+            output = _Exchange(channel, sentinel, request).run(timeout, total, watch)
             channel.close()
             return output
         except TimeoutError as e:
@@ -104,11 +106,11 @@ class _Exchange:
         self._last_sign = time.monotonic()
         self._news = threading.Event()
 
-    def run(self, timeout: float) -> Output:
+    def run(self, timeout: float, total: float, watch: Watch) -> Output:
         """Run until the answer is complete or both streams have ended.
 
         Raises:
-            TimeoutError: Nothing moved in either direction for `timeout` seconds.
+            TimeoutError: Nothing moved in either direction for `timeout` seconds, or it took longer than `total`.
         """
         threads = [
             threading.Thread(target=self._send, daemon=True),
@@ -117,12 +119,13 @@ class _Exchange:
         ]
         for thread in threads:
             thread.start()
-        end = time.monotonic() + TOTAL_SECONDS
+        end = time.monotonic() + total
         while not complete(self._streams["out"], self._sentinel) and any(t.is_alive() for t in threads[1:]):
             if time.monotonic() > min(self._last_sign + timeout, end):
                 raise TimeoutError
             self._news.wait(0.05)
             self._news.clear()
+            watch(self._streams["out"])
         code = None if complete(self._streams["out"], self._sentinel) else self._exit_status(timeout)
         return Output(bytes(self._streams["out"]), bytes(self._streams["err"]), code)
 

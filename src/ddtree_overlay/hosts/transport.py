@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -18,6 +18,8 @@ __all__ = ["AgentTransport", "Reply", "Transport", "open_transport"]
 
 #: No operation may take longer than this, even while it shows signs of life.
 TOTAL_SECONDS = 1800.0
+Tell = Callable[[str], None]
+Watch = Callable[[bytearray], None]
 
 
 class Transport(Protocol):
@@ -31,8 +33,26 @@ class Transport(Protocol):
     target: str
     warnings: list[str]
 
-    def call(self, op: str, args: Mapping[str, Any], payload: bytes = b"", *, timeout: float | None = None) -> Reply:
-        """Run one operation; `timeout` is the number of seconds without any progress (default: the host's)."""
+    @property
+    def host(self) -> Host:
+        """The host as deploy.toml describes it."""
+        ...
+
+    def call(
+        self,
+        op: str,
+        args: Mapping[str, Any],
+        payload: bytes = b"",
+        *,
+        timeout: float | None = None,
+        total: float = TOTAL_SECONDS,
+        progress: Tell | None = None,
+    ) -> Reply:
+        """Run one operation.
+
+        `timeout` is the number of seconds without any progress (default: the host's), `total` with it; `progress` is
+        told what the agent says meanwhile.
+        """
         ...
 
     def close(self) -> None:
@@ -44,13 +64,27 @@ class AgentTransport:
     """A transport that only lacks the way to run the interpreter (`_run`)."""
 
     def __init__(self, host: Host) -> None:
-        self.host = host
+        self._host = host
         self.name = host.name
         self.target = f"--root {shlex.quote(host.root)}" if host.root else f"--host {host.name}"
         self.warnings: list[str] = []
 
-    def call(self, op: str, args: Mapping[str, Any], payload: bytes = b"", *, timeout: float | None = None) -> Reply:
-        """Run one operation of the agent.
+    @property
+    def host(self) -> Host:
+        """The host as deploy.toml describes it."""
+        return self._host
+
+    def call(
+        self,
+        op: str,
+        args: Mapping[str, Any],
+        payload: bytes = b"",
+        *,
+        timeout: float | None = None,
+        total: float = TOTAL_SECONDS,
+        progress: Tell | None = None,
+    ) -> Reply:
+        """Run one operation of the agent; see `Transport.call`.
 
         Raises:
             ConnectionFailedError: No connection, no progress for `timeout` seconds, or it ended without an answer.
@@ -60,15 +94,22 @@ class AgentTransport:
         full = {**args, "root": self.host.root} if self.host.root else args
         patience = self.host.timeout if timeout is None else timeout
         request = protocol.encode(op, full, payload, patience)
-        output = self._run(sentinel, request, patience, changes=op in protocol.MUTATING)
+        watch = protocol.Progress(sentinel, progress or (lambda _: None))
+        changes = op in protocol.MUTATING
+        output = self._run(sentinel, request, patience, changes=changes, total=total, watch=watch)
         answer = protocol.decode(output, sentinel)
         if answer is None:
             raise protocol.missing_answer(output, sentinel, self._command(), self.name, self.target)
         self._listen(protocol.noise(output, sentinel))
         return protocol.unwrap(*answer, self.target)
 
-    def _run(self, sentinel: str, request: bytes, timeout: float, *, changes: bool) -> Output:
-        """Run the interpreter once; `changes` says that it must not be stopped half-way."""
+    def _run(
+        self, sentinel: str, request: bytes, timeout: float, *, changes: bool, total: float, watch: Watch
+    ) -> Output:
+        """Run the interpreter once, for `total` seconds at most.
+
+        `changes` says that it must not be stopped half-way; `watch` is shown what has arrived, again and again.
+        """
         raise NotImplementedError
 
     def _python(self) -> str:

@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any, Callable
 
 from .common import Refusal
+from .telling import open_line
 
 
 Answer = tuple[dict[str, Any], bytes]
@@ -36,9 +37,12 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "rollback": ("rolling", "rollback"),
     "status": ("reporting", "status"),
     "history": ("reporting", "history"),
+    "prove": ("trials", "prove"),
+    "settle": ("states", "settle"),
+    "confirm": ("states", "confirm"),
 }
 #: These finish, or put everything back, even when the connection is gone.
-MUTATING = frozenset({"push", "rollback"})
+MUTATING = frozenset({"push", "rollback", "prove", "settle", "confirm"})
 #: The longest silence of a healthy agent; against a shorter patience on the other side it shows three signs in it.
 HEARTBEAT_SECONDS = 5.0
 
@@ -46,6 +50,7 @@ HEARTBEAT_SECONDS = 5.0
 def serve(call: dict[str, Any], payload: bytes, sentinel: str) -> None:
     """Run one operation and write its answer to stdout."""
     out = shield(changes=call["op"] in MUTATING)
+    open_line(out, sentinel)
     done = threading.Event()
     seconds = min(HEARTBEAT_SECONDS, call["timeout"] / 3)
     beat = threading.Thread(target=_beat, args=(out, done, seconds, call["op"] in MUTATING), daemon=True)

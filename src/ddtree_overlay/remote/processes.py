@@ -7,6 +7,7 @@ import os
 import re
 import sys
 import sysconfig
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from typing import Any
 #: Names of options whose value nobody else may read; `--tokenizer-path` is none of them.
 _SECRET = re.compile(rb"key|token(?!iz)|password|secret", re.IGNORECASE)
 _HIDDEN = b"***"
+#: The last word of an agent's command line: an interpreter in a folder named after sglang would make it a server.
+_AGENT = re.compile(rb"ddtree-[0-9a-f]{32}\Z")
 
 
 def running() -> list[dict[str, Any]]:
@@ -31,7 +34,7 @@ def running() -> list[dict[str, Any]]:
         folder = Path("/proc") / name
         try:
             words = (folder / "cmdline").read_bytes().split(b"\0")
-            if not any(b"sglang" in w for w in words) or not _ours(folder, words):
+            if not any(b"sglang" in w for w in words) or any(map(_AGENT.match, words)) or not _ours(folder, words):
                 continue
             # The command name in field 2 may hold blanks and parentheses; count fields from its end.
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
@@ -82,8 +85,8 @@ def _ours(folder: Path, words: list[bytes]) -> bool:
 
 
 def _boot_time() -> float:
+    """Seconds since 1970 at which the clock of start times began; /proc/stat knows it in whole seconds only."""
     try:
-        with open("/proc/stat", encoding="ascii", errors="replace") as stream:
-            return next((float(line.split()[1]) for line in stream if line.startswith("btime ")), 0.0)
-    except OSError:
+        return time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    except (AttributeError, OSError):
         return 0.0

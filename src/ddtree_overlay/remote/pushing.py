@@ -25,6 +25,7 @@ from .preflight import blockers
 from .probe import syntax_errors
 from .reading import describe
 from .reporting import one
+from .states import end
 from .store import Store
 from .undo import Move
 
@@ -90,15 +91,35 @@ def push(args: dict[str, Any], payload: bytes) -> Answer:
     name = args.get("stage")
     staged = {} if name else arrived(args["changes"], payload)
     refuse_early(site, store, args)
-    with transaction.session(store, args["operator"], "push", args["lock_wait"], version=site.version) as note:
+    trial = _trial(args)
+    doing = "push with a restart" if trial else "push"
+    with transaction.session(store, args["operator"], doing, args["lock_wait"], version=site.version) as note:
         try:
             # Under the lock: a push whose stage was taken away in time must not begin any more.
             staged = stages.bring(store, name, args["changes"]) if name else staged
-            return {**_push_locked(site, store, args, staged), "recovered": note}, b""
+            before = trial.look(args["trial"]) if trial else None
+            result = {**_push_locked(site, store, args, staged), "recovered": note}
+            end(store)
+            if trial and result["deployment"]:
+                live = result["deployment"]["id"]
+                proof = trial.after_push(site, store, args, live, before)
+                result.update(deployment=one(store, live), proof=proof)
+            return result, b""
         finally:
             if name:
                 stages.drop(store, name)
             stages.sweep(store)
+
+
+def _trial(args: dict[str, Any]) -> Any:
+    """The module that restarts and proves, if that is asked for and can be done; few calls need it."""
+    if not args.get("trial"):
+        return None
+    from . import trials
+
+    trials.refuse_mute([c["path"] for c in args["changes"]])
+    trials.check(args["trial"])
+    return trials
 
 
 def arrived(changes: list[dict[str, Any]], payload: bytes) -> dict[str, bytes]:

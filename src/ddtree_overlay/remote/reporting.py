@@ -13,6 +13,7 @@ from .grounds import lost_record, unfinished
 from .locate import Site, locate
 from .processes import running
 from .reading import describe
+from .states import cut_off, said_of
 from .store import Store
 from .undo import state_of
 
@@ -75,20 +76,27 @@ def _summaries(store: Store) -> dict[str, dict[str, Any]]:
     """Fold the events into one summary for each deployment."""
     found: dict[str, dict[str, Any]] = {}
     current = None
+    never = set()
     for event in store.events():
         current = event["current"]
-        if event["event"] == "push" or event.get("of") == "push":
-            found[event["id"]] = _summary(store, event)
+        said = said_of(event)
+        if event["event"] in ("good", "bad") and event["id"] in found:
+            found[event["id"]].update(state=event["event"], note=event["note"])
+        elif said:
+            found[event["id"]] = _summary(store, event, said[1])
+            never |= {event["id"]} if said[1] == "bad" else set()
         if event["event"] == "rollback":
             for summary in found.values():
-                if (
-                    _number(summary["id"]) > _number(current)
-                    and summary["undone"] is None
-                    and summary["state"] != "bad"
-                ):
+                above = _number(summary["id"]) > _number(current)
+                if above and summary["undone"] is None and summary["id"] not in never:
                     summary["undone"] = event["time"]
+                    # Why the host went back by itself.
+                    summary["note"] = summary["note"] or event["note"]
+    tried, why = cut_off(store)
     for summary in found.values():
         summary["current"] = summary["id"] == current
+        if summary["id"] == tried:
+            summary["note"] = why
     return found
 
 
@@ -96,7 +104,7 @@ def _number(name: str | None) -> int:
     return int(name[2:]) if name else 0
 
 
-def _summary(store: Store, event: dict[str, Any]) -> dict[str, Any]:
+def _summary(store: Store, event: dict[str, Any], state: str) -> dict[str, Any]:
     try:
         record = store.record(event["id"])
     except Refusal as refusal:
@@ -105,7 +113,7 @@ def _summary(store: Store, event: dict[str, Any]) -> dict[str, Any]:
         event = {**event, "note": refusal.what}
     return {
         "id": event["id"],
-        "state": "pending" if event["event"] == "push" else "bad",
+        "state": state,
         **{k: record[k] for k in ("overlay_id", "base_id", "release", "version", "operator")},
         "time": event["time"],
         "files": len(record["files"]),

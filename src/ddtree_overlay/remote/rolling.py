@@ -25,6 +25,7 @@ from .grounds import (
 from .locate import Site, locate
 from .preflight import blockers, keepers
 from .reading import describe
+from .states import end, states
 from .store import Store
 from .undo import Move
 
@@ -85,12 +86,14 @@ def _rollback_range(
         step = store.record(step["previous"]) if step["previous"] else None
     names = [c["id"] for c in chain]
     if to is None:
-        return record, chain[1] if len(chain) > 1 else None, names[:1]
+        # A deployment that failed is no place to go back to (capistrano#1885).
+        known = states(store.events())
+        at = next((i for i, name in enumerate(names) if i and known.get(name) != "bad"), len(chain))
+        return record, chain[at] if at < len(chain) else None, names[:at]
     if to == BASE:
         return record, None, names
     if to not in names:
-        known = ", ".join([*names, BASE])
-        why = f"these can be gone back to: {known}"
+        why = f"these can be gone back to: {', '.join([*names, BASE])}"
         raise Refusal(
             "failed", f"{to} is not below the live deployment", why=why, next_step="ddtree-overlay history {target}"
         )
@@ -155,8 +158,23 @@ def rollback(args: dict[str, Any], _: bytes) -> Answer:
             "verified": 0,
             "recovered": "",
         }, b""
+    if args.get("trial"):
+        return _rollback_and_try(site, store, args), b""
     with transaction.session(store, args["operator"], "rollback", args["lock_wait"], version=site.version) as note:
-        return {**_rollback_locked(site, store, args), "recovered": note}, b""
+        result = _rollback_locked(site, store, args)
+        end(store)
+        return {**result, "recovered": note}, b""
+
+
+def _rollback_and_try(site: Site, store: Store, args: dict[str, Any]) -> dict[str, Any]:
+    from . import trials
+
+    trials.check(args["trial"])
+    doing = "rollback with a restart"
+    with transaction.session(store, args["operator"], doing, args["lock_wait"], version=site.version) as note:
+        before = trials.look(args["trial"])
+        result = {**_rollback_locked(site, store, args), "recovered": note}
+        return {**result, "proof": trials.after_rollback(site, store, args, before)}
 
 
 def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str, Any]:
@@ -190,6 +208,19 @@ def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str
         "verified": sum(digest_of_file(inside(site.root, a["path"])) == a["to"] for a in actions),
         "purged": purged,
     }
+
+
+def go_back(site: Site, store: Store, operator: str, *, to: str, note: str) -> None:
+    """Go back to `to` without a plan that anybody has seen; the caller holds the lock.
+
+    Raises:
+        Refusal: Somebody has changed a file meanwhile, or as `transaction.run`.
+    """
+    record, target, undoes = _rollback_range(store, {"to": to, "purge": False}, None)
+    actions, _ = _rollback_actions(site, store, record, target)
+    check_plan(actions, [[a["path"], a["from"], a["to"]] for a in actions])
+    if record is not None and undoes:
+        _undo_deployments(site, store, operator, record=record, target=target, actions=actions, note=note)
 
 
 def _purge(site: Site, store: Store) -> None:
@@ -230,6 +261,7 @@ def _undo_deployments(
     record: Record,
     target: Record | None,
     actions: list[planning.Action],
+    note: str = "",
 ) -> int:
     moves = _rollback_moves(actions, record, target)
     paths = [m["path"] for m in moves]
@@ -240,6 +272,7 @@ def _undo_deployments(
     make = sorted(absent_folders(store, [m["path"] for m in moves if m["to"] is not None]))
     before = [f for f in drop if (site.root / f).is_dir()]
     event = history_event(record, "rollback", target["id"] if target else None, record["id"], operator)
+    event["note"] = note
     transaction.run(store, moves, event, make=[m for m in make if not m.endswith("__pycache__")], drop=drop)
     return sum(not (site.root / f).is_dir() for f in before)
 

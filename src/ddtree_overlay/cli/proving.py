@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`confirm`, and what `push --restart` and `rollback --restart` say: restarts whose result is proven."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from ddtree_overlay.cli.options import INSTALLED, App, verb
+from ddtree_overlay.cli.selecting import Target
+from ddtree_overlay.cli.targets import opened, operator
+from ddtree_overlay.reports import Line, row
+
+
+if TYPE_CHECKING:
+    from ddtree_overlay.proving import Progress, Proof
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def restart_option(text: str) -> Callable[[_Command], _Command]:
+    """The option `--restart`."""
+    return click.option("--restart", is_flag=True, help=text)
+
+
+def require_restart(target: Target) -> None:
+    """Refuse `--restart` for a host that deploy.toml knows no way to restart, before it is connected to.
+
+    Raises:
+        ConfigError: `restart` or `health` is missing.
+    """
+    from ddtree_overlay.proving import trial_of
+
+    trial_of(target.place)
+
+
+def teller(app: App, target: Target) -> Progress:
+    """Shows what the host says while it restarts."""
+    return lambda text: app.screen.note(f"{target.name}: {text}")
+
+
+def proof_line(target: Target, proof: Proof) -> Line:
+    """The closing line of a restart."""
+    waited = f", after {proof.waited:.0f} s" if proof.waited else ""
+    return row((f"{target.name}: live", "ok"), f": {proof.why}{waited}")
+
+
+@verb(targets=INSTALLED, example='ddtree-overlay confirm --host ct200 --note "restarted with the nightly job"')
+@click.option("--note", default="", metavar="TEXT", help="Why you know; kept in the history.")
+@click.option(
+    "--lock-wait", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Wait this long for the host."
+)
+def confirm(app: App, target: Target, *, note: str, lock_wait: float) -> int:
+    """Say that the deployment on a host serves well.
+
+    For who restarts by other means than push --restart. It is then good: kept by pruning, and a place to roll back
+    to. With `health` in deploy.toml the live server is asked, and what it denies is not confirmed.
+    """
+    from ddtree_overlay import proving
+
+    with opened(app, target) as transport:
+        done, before = proving.confirm(transport, operator=operator(), note=note, lock_wait=lock_wait)
+    text = "was good already" if before else "is good now"
+    lines = [row((f"{target.name}: {done.id} {text}", "ok"), f", overlay {done.overlay_id}")]
+    return app.finish("confirm", {"changed": not before, "deployment": done.as_dict()}, lines)

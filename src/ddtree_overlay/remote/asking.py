@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a running server says of itself, asked over HTTP from the host that it runs on."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from .common import Refusal
+
+
+#: SGLang 0.5.11 knows both, and warns of the second; earlier releases know that one alone.
+_INFO = ("/server_info", "/get_server_info")
+#: Answers only once the server is warm and the scheduler has made a token; SGLang itself gives that 20 s.
+_GENERATE = "/health_generate"
+_INFO_SECONDS, _GENERATE_SECONDS = 10.0, 25.0
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Heard:
+    """One answer. `kind` is `up` (it generates), `starting`, `down` (nobody listens), `denied` or `foreign`."""
+
+    kind: str
+    text: str
+    algorithm: str | None = None
+    overlay_id: str | None = None
+
+    @property
+    def told(self) -> bool:
+        """Whether the server said what it runs."""
+        return self.kind in ("up", "starting")
+
+    def named(self) -> str:
+        """What it runs, in words."""
+        overlay = f"overlay {self.overlay_id}" if self.overlay_id else "no overlay"
+        return f"{overlay}, algorithm {self.algorithm or 'none'}"
+
+
+def ask(url: str, key: str = "", seconds: float = _INFO_SECONDS) -> Heard:
+    """Ask the server at `url`, for `seconds` at most (a little more while it generates)."""
+    for path in _INFO:
+        code, body = get(url, path, key, min(seconds, _INFO_SECONDS))
+        if code != 404:
+            break
+    if code is None:
+        return Heard("down", body.decode("utf-8", "replace"))
+    if code in (401, 403):
+        return Heard("denied", f"{path} wants an API key ({code})")
+    if code >= 500:
+        return Heard("starting", f"{path} answers {code}") if code == 503 else Heard("down", f"{path} answers {code}")
+    info = _info(body) if code == 200 else None
+    if info is None:
+        return Heard("foreign", f"{path} does not answer like SGLang ({code})")
+    algorithm, overlay_id = (_text(info.get(k)) for k in ("speculative_algorithm", "speculative_ddtree_overlay_id"))
+    code, body = get(url, _GENERATE, key, min(seconds, _GENERATE_SECONDS))
+    heard = Heard("up", "", algorithm, overlay_id)
+    if code == 200:
+        return Heard("up", heard.named(), algorithm, overlay_id)
+    why = f"answers {code}" if code else body.decode("utf-8", "replace")
+    return Heard("starting", f"{heard.named()}, but {_GENERATE}: {why}", algorithm, overlay_id)
+
+
+def read_key(path: str | None) -> str:
+    """The API key in the file at `path`, or "" without one.
+
+    Raises:
+        Refusal: It cannot be read.
+    """
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as stream:
+            return stream.read().strip()
+    except (OSError, ValueError) as e:
+        raise Refusal(
+            "failed",
+            f"the API key in {path} cannot be read: {getattr(e, 'strerror', None) or 'it is not text'}",
+            why="nothing was changed",
+            next_step="correct api_key_file in deploy.toml, or let the login read that file",
+        ) from None
+
+
+def get(url: str, path: str, key: str, seconds: float) -> tuple[int | None, bytes]:
+    """Status and body of one request, or None and the reason; no proxy, no redirect, over after `seconds`."""
+    parts = urlsplit(url)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "", parts.port, timeout=seconds)
+    # A timeout of the socket counts from the last byte; a server that drips would never be done.
+    end = threading.Timer(seconds, _cut, (connection,))
+    end.daemon = True
+    end.start()
+    try:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
+        response = connection.getresponse()
+        return response.status, response.read(_MOST_BYTES)
+    except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as e:
+        return None, (_reason(e) if end.is_alive() else f"no answer within {seconds:.0f} s").encode()
+    finally:
+        end.cancel()
+        connection.close()
+
+
+def _cut(connection: http.client.HTTPConnection) -> None:
+    with contextlib.suppress(OSError, AttributeError):
+        connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _reason(e: Exception) -> str:
+    if isinstance(e, TimeoutError):
+        return "no answer in time"
+    return getattr(e, "strerror", None) or str(e) or type(e).__name__
+
+
+def _info(body: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and "speculative_algorithm" in value else None
+
+
+def _text(value: Any) -> str | None:
+    return value[:100] if isinstance(value, str) and value.isprintable() else None

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is known of a deployment: `pending` until it is proven, then `good` or `bad`. The history keeps it, a line each.
+
+While a proof runs, `trial.json` in the state folder says so. It is left behind when the agent is killed: then whoever
+comes next can tell a deployment that nobody has tried from one whose trial was cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+from . import planning, transaction
+from .common import Refusal, digest_of_file, inside
+from .damage import unrecorded
+from .grounds import history_event, refuse_unrecorded
+from .locate import locate
+from .store import Store
+
+
+Answer = tuple[dict[str, Any], bytes]
+Record = dict[str, Any]
+
+
+def said_of(event: Record) -> tuple[str, str] | None:
+    """The deployment that `event` says something about is now in this state; None when it says nothing of the kind."""
+    kind = event["event"]
+    if kind in ("good", "bad"):
+        return event["id"], kind
+    if kind == "push":
+        return event["id"], "pending"
+    return (event["id"], "bad") if event.get("of") == "push" else None
+
+
+def states(events: list[Record]) -> dict[str, str]:
+    """The state of every deployment."""
+    return dict(found for found in map(said_of, events) if found)
+
+
+def mark(store: Store, kind: str, record: Record, *, operator: str, note: str) -> None:
+    """Add to the history that `record` is `good` or `bad`; the caller holds the lock."""
+    events = store.events()
+    live = events[-1]["current"] if events else None
+    event = history_event(record, kind, live, live, operator)
+    store.append({**event, "note": note, "txn": len(events), "time": time.time()})
+
+
+def begin(store: Store, name: str, operator: str, phase: str) -> None:
+    """Note that the trial of the deployment `name` (or "base") has reached `phase`."""
+    value = {"id": name, "operator": operator, "phase": phase, "since": time.time()}
+    store.write(store.folder / "trial.json", value)
+
+
+def end(store: Store) -> None:
+    """Note that no trial is running any more."""
+    with contextlib.suppress(FileNotFoundError):
+        (store.folder / "trial.json").unlink()
+
+
+def cut_off(store: Store) -> tuple[str, str]:
+    """The deployment whose trial was cut off, and a sentence about it; two empty texts when there is none."""
+    try:
+        value = json.loads((store.folder / "trial.json").read_bytes())
+        name, phase = str(value["id"]), str(value["phase"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return "", ""
+    # Whoever holds the lock may be that very trial.
+    return ("", "") if store.holder() else (name, f"its trial was cut off while {phase}; nobody waits for it any more")
+
+
+def confirm(args: dict[str, Any], _: bytes) -> Answer:
+    """Take the operator's word that the live deployment serves well: it is good from now on."""
+    site = locate(args)
+    store = Store(site.state, site.root)
+    if not store.folder.is_dir():
+        raise _nothing()
+    with transaction.session(store, args["operator"], "confirm", args["lock_wait"], version=site.version):
+        refuse_unrecorded(unrecorded(store), store)
+        record = store.current()
+        if record is None:
+            raise _nothing()
+        live = {p: digest_of_file(inside(site.root, p)) for p in record["files"]}
+        state, reason, _files = planning.classify(record, live, site.version, importable=site.importable)
+        if state != "applied":
+            what = f"{record['id']} is not whole: {reason}"
+            raise Refusal("conflict", what, next_step="ddtree-overlay diff {target}")
+        said = _contradiction(args.get("trial"), record)
+        known = states(store.events())[record["id"]]
+        if known != "good":
+            mark(store, "good", record, operator=args["operator"], note=args["note"])
+        end(store)
+    return {"id": record["id"], "before": known, "said": said}, b""
+
+
+def _nothing() -> Refusal:
+    return Refusal("failed", "no overlay is deployed here", next_step="ddtree-overlay push {target}")
+
+
+def _contradiction(trial: Record | None, record: Record) -> str:
+    """What the live server says, if there is a way to ask it; refuses when that is something else."""
+    if trial is None:
+        return ""
+    from .asking import ask, read_key
+
+    heard = ask(trial["url"], read_key(trial["api_key_file"]))
+    if heard.told and (heard.overlay_id, heard.algorithm) != (record["overlay_id"], "DDTREE"):
+        raise Refusal(
+            "failed",
+            f"{record['id']} was not confirmed: the live server runs {heard.named()}",
+            why=f"{record['id']} is overlay {record['overlay_id']}; nothing was changed",
+            next_step="restart the server, then confirm; or let push do both: ddtree-overlay push {target} --restart",
+        )
+    return heard.text
+
+
+def settle(args: dict[str, Any], _: bytes) -> Answer:
+    """Record what a proof said of the deployment `id`: `state` good or bad, with a `note`."""
+    site = locate(args, orphans=True)
+    store = Store(site.state, site.root)
+    with transaction.session(store, args["operator"], "settling", args["lock_wait"], version=site.version):
+        record = store.record(args["id"])
+        if states(store.events()).get(args["id"]) != args["state"]:
+            mark(store, args["state"], record, operator=args["operator"], note=args["note"])
+        end(store)
+    return {}, b""
