@@ -47,7 +47,7 @@ def proof_line(target: Target, proof: Proof) -> Line:
     return row((f"{target.name}: live", "ok"), f": {proof.why}{waited}")
 
 
-@verb(targets=INSTALLED, example='ddtree-overlay confirm --host ct200 --note "restarted with the nightly job"')
+@verb(targets=INSTALLED, example="ddtree-overlay confirm --host ct200 --note by-nightly-job")
 @click.option("--note", default="", metavar="TEXT", help="Why you know; kept in the history.")
 @click.option(
     "--lock-wait", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Wait this long for the host."
