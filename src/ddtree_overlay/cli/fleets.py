@@ -3,30 +3,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 
 from ddtree_overlay.cli.options import App
-from ddtree_overlay.cli.selecting import Fleet, Target
+from ddtree_overlay.cli.proposals import Proposal, connections, crew_of, divided
+from ddtree_overlay.cli.selecting import Fleet
 from ddtree_overlay.cli.targets import bundles, operator
-from ddtree_overlay.errors import OverlayError, RollbackIncompleteError, UsageError
-from ddtree_overlay.reports import counted, listed, row
+from ddtree_overlay.errors import UsageError
+from ddtree_overlay.reports import counted
 
 
 if TYPE_CHECKING:
     from ddtree_overlay.crew import Crew
-    from ddtree_overlay.fleet import Outcome
-    from ddtree_overlay.fleet_reports import Row
-    from ddtree_overlay.hosts.transport import AgentTransport
     from ddtree_overlay.members import PushMember
 
 
-R = TypeVar("R")
 PARALLEL = click.Option(
     ["--parallel"],
     type=click.IntRange(1, 256),
@@ -73,10 +68,7 @@ def push_to_fleet(
         current = frozenset(name for name, p in found.items() if p.is_current)
         proposal = Proposal(app, fleet, "push", rows, errors, plans, current)
         proposal.show({name: fleet_reports.remarks_on(p.plan) for name, p in found.items()})
-        code = proposal.settled(dry_run=dry_run)
-        if code is None and not yes and not proposal.confirmed("Push to", f"{fleet.command('push')} --yes"):
-            code = proposal.declined()
-        if code is not None:
+        if (code := proposal.settled("Push to", yes=yes, dry_run=dry_run)) is not None:
             return code
         stage = secrets.token_hex(8)
         team = [
@@ -133,11 +125,7 @@ def rollback_of_fleet(
         proposal = Proposal(app, fleet, "rollback", rows, errors, plans, current)
         proposal.show({name: fleet_reports.remarks_on(r.plan) for name, r in found.items()})
         options = (f" --to {to}" if to else "") + (" --purge" if purge else "")
-        code = proposal.settled(dry_run=dry_run, options=options)
-        again = f"{fleet.command('rollback')}{options} --yes"
-        if code is None and not yes and not proposal.confirmed("Roll back", again):
-            code = proposal.declined()
-        if code is not None:
+        if (code := proposal.settled("Roll back", yes=yes, dry_run=dry_run, options=options)) is not None:
             return code
         todo = [t for t in fleet.targets if t.name not in current]
         with crew.minding_interrupts():
@@ -191,151 +179,3 @@ def status_of_fleet(app: App, fleet: Fleet, *, exit_code: bool, parallel: int) -
     }
     code = worst(e.exit_code for e in errors.values()) or (3 if exit_code and not settled else 0)
     return app.finish("status", value, fleet_reports.fleet_status_lines(fleet.label, names, statuses, errors), code)
-
-
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """What a verb is about to do on each host of a fleet, and what it says before, instead and afterwards."""
-
-    app: App
-    fleet: Fleet
-    command: str
-    rows: Mapping[str, Row]
-    errors: Mapping[str, OverlayError]
-    plans: Mapping[str, Mapping[str, Any]]
-    current: frozenset[str]
-
-    def show(self, remarks: Mapping[str, Iterable[str]]) -> None:
-        """Print the table that the question is about, and every refusal in full."""
-        from ddtree_overlay.fleet_reports import fleet_plan_lines
-
-        title = f"{self.fleet.label}: {self.command} on {counted(len(self.fleet.targets), 'host')}"
-        found = {t.name: self.rows.get(t.name) or self.errors[t.name] for t in self.fleet.targets}
-        self.app.screen.ask_lines(fleet_plan_lines(self.command, title, found, self.current, remarks))
-        for name, error in self.errors.items():
-            self.app.screen.complain(error, about=name)
-
-    def settled(self, *, dry_run: bool, options: str = "") -> int | None:
-        """The exit code when there is nothing more to do, or nothing may be done; else None."""
-        from ddtree_overlay.fleet import Outcome, exit_code
-
-        if self.errors:
-            refused = [Outcome(name, "refused", e) for name, e in self.errors.items()]
-            able = [name for name in self.rows if name not in self.current]
-            if able:
-                others = self.fleet.command_for(self.command, able) + options
-                self.app.screen.note(f"without the hosts that refuse: {others}")
-            untouched = [Outcome(name, "untouched") for name in self.rows if name not in self.current]
-            return self.close([*refused, *untouched], {}, exit_code(refused), dry_run=dry_run)
-        if len(self.current) == len(self.rows):
-            return self.close([], {}, 0, dry_run=dry_run)
-        if dry_run:
-            value = self._value([], {}, dry_run=True)
-            return self.app.finish(self.command, value, [row(("Dry run: nothing was written.", "dim"))])
-        return None
-
-    def confirmed(self, question: str, again: str) -> bool:
-        """Ask about the hosts that are going to be changed, by name."""
-        names = [name for name in self.rows if name not in self.current]
-        return self.app.screen.confirm(f"{question} {listed(names, 8)}?", next_step=again)
-
-    def declined(self) -> int:
-        """Nothing is done, because the user said so."""
-        self.app.screen.note("nothing was changed")
-        return self.app.finish(self.command, {**self._value([], {}, dry_run=False), "declined": True}, [], code=1)
-
-    def close(
-        self,
-        outcomes: Sequence[Outcome],
-        deployments: Mapping[str, Mapping[str, Any]],
-        code: int,
-        *,
-        done: str = "",
-        dry_run: bool = False,
-    ) -> int:
-        """Say what is true of each host now."""
-        from ddtree_overlay import fleet_reports
-        from ddtree_overlay.fleet import Outcome
-
-        known = {o.host: o for o in outcomes}
-        every = [known.get(t.name, Outcome(t.name, "current")) for t in self.fleet.targets]
-        for outcome in every:
-            if outcome.error and outcome.host not in self.errors:
-                self.app.screen.complain(self._advised(outcome), about=outcome.host)
-        labels = {name: f"{d['id']} ({d['state']})" for name, d in deployments.items()}
-        title = fleet_reports.closing(self.fleet.label, every, code, done)
-        lines = fleet_reports.outcome_lines(self.command, title, every, self.rows, labels)
-        value = self._value(every, deployments, dry_run=dry_run)
-        return self.app.finish(self.command, value, lines, code)
-
-    def _advised(self, outcome: Outcome) -> OverlayError:
-        """The error, with the commands that get a host further that is not as it was."""
-        error = outcome.error
-        assert error is not None
-        target = next(t for t in self.fleet.targets if t.name == outcome.host)
-        error.next_step = error.next_step.replace("{target}", target.flag)
-        if outcome.fate in {"incomplete", "unknown"} and not isinstance(error, RollbackIncompleteError):
-            before = self.plans.get(outcome.host, {}).get("deployment") or "base"
-            goal = "" if self.command == "rollback" else f", then {target.command('rollback')} --to {before}"
-            error.next_step = target.command("status") + goal
-        return error
-
-    def _value(
-        self, outcomes: Sequence[Outcome], deployments: Mapping[str, Mapping[str, Any]], *, dry_run: bool
-    ) -> dict[str, Any]:
-        known = {o.host: o for o in outcomes}
-        hosts = []
-        for target in self.fleet.targets:
-            planned, outcome = self.rows.get(target.name), known.get(target.name)
-            error = outcome.error if outcome else self.errors.get(target.name)
-            hosts.append(
-                {
-                    "host": target.name,
-                    "fate": outcome.fate if outcome else None,
-                    "before": planned.before if planned else None,
-                    "after": planned.after if planned else None,
-                    "plan": self.plans.get(target.name),
-                    "deployment": deployments.get(target.name),
-                    "error": error.as_dict() if error else None,
-                }
-            )
-        changed = any(o.fate in {"changed", "incomplete", "unknown"} for o in outcomes)
-        return {"fleet": self.fleet.label, "changed": changed, "dry_run": dry_run, "hosts": hosts}
-
-
-def crew_of(app: App, parallel: int) -> Crew:
-    """Threads whose lines are notes on stderr."""
-    from ddtree_overlay.crew import Crew
-
-    return Crew(parallel, lambda name, text: app.screen.note(f"{name}: {text}" if name else text))
-
-
-def divided(fleet: Fleet, results: Mapping[str, R | OverlayError]) -> tuple[dict[str, R], dict[str, OverlayError]]:
-    """Answers and errors by name, in the fleet's order."""
-    answers: dict[str, R] = {}
-    errors: dict[str, OverlayError] = {}
-    for target in fleet.targets:
-        found = results[target.name]
-        if isinstance(found, OverlayError):
-            found.next_step = found.next_step.replace("{target}", target.flag)
-            errors[target.name] = found
-        else:
-            answers[target.name] = found
-    return answers, errors
-
-
-@contextlib.contextmanager
-def connections(app: App, fleet: Fleet) -> Iterator[Callable[[Target], AgentTransport]]:
-    """One transport a host, which connects at its first call; what they noticed is said at the end."""
-    from ddtree_overlay.hosts.transport import open_transport
-
-    opened = {t.name: open_transport(t.place, accept_new=app.accept_new) for t in fleet.targets}
-    for target in fleet.targets:
-        opened[target.name].target = target.flag
-    try:
-        yield lambda target: opened[target.name]
-    finally:
-        for name, transport in opened.items():
-            transport.close()
-            for text in transport.warnings:
-                app.screen.warn(text if text.startswith(f"{name}:") else f"{name}: {text}")
