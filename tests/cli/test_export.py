@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shlex
@@ -179,6 +180,34 @@ def test_a_missing_parent_folder_is_refused(run, ready):
     done = run("export", *ready, "--format", "tar", "--out", "/nonexistent/a b/x.tar")
     assert done.code == 2
     assert "next: mkdir -p '/nonexistent/a b'" in done.err
+
+
+def test_several_hosts_have_one_export_or_none(run, workspace, prepared, tmp_path):
+    """Hosts with one base share an export; with different ones nothing is written, instead of whichever came last."""
+    with (workspace / "deploy.toml").open("a") as stream:
+        stream.write('[hosts.ct201]\naddress = "127.0.0.1"\n')
+    shutil.copytree(prepared / "build", workspace / "build")
+    for name in ("ct200", "ct201"):
+        shutil.copytree(next((prepared / "snapshots").iterdir()), workspace / "snapshots" / name)
+    words = ("export", "--host", "ct200", "--host", "ct201", "--format", "tar", "--out", str(tmp_path / "x.tar"))
+    done = run(*words)
+    assert done.code == 0, done.err
+    assert "ct200, ct201: overlay" in done.out
+    (tmp_path / "x.tar").unlink()
+    manifest = workspace / "snapshots/ct201/manifest.json"
+    other = json.loads(manifest.read_text())
+    patched = json.loads(next((workspace / "build").glob("*/bundle.json")).read_text())["changes"]
+    edited = next(f for f in other["files"] if f["path"] == "srt/server_args.py")
+    assert edited["path"] in {c["path"] for c in patched}
+    text = (workspace / "snapshots/ct201/files/srt/server_args.py").read_bytes() + b"# other\n"
+    (workspace / "snapshots/ct201/files/srt/server_args.py").write_bytes(text)
+    edited |= {"sha256": hashlib.sha256(text).hexdigest(), "size": len(text)}
+    manifest.write_text(json.dumps(other))
+    assert run("patch", "--host", "ct201").code == 0
+    done = run(*words)
+    assert done.code == 2, done.err
+    assert "these hosts need different overlays" in done.err
+    assert not (tmp_path / "x.tar").exists()
 
 
 # apply.py --------------------------------------------------------------------------------------------------------

@@ -129,4 +129,4 @@ def test_a_push_into_a_container_names_a_command_that_exists():
     _, _, command = deploy._fate("--host ct200").rpartition("ddtree-overlay ")
     words = command.split()
     with cli.commands[words[0]].make_context(words[0], words[1:]) as context:
-        assert (context.params["host"], context.params["form"]) == ("ct200", "dockerfile")
+        assert (context.params["host"], context.params["form"]) == (("ct200",), "dockerfile")

@@ -10,15 +10,20 @@ import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ddtree_overlay.cli.bundles import bundle_of, snapshot_of
 from ddtree_overlay.cli.options import ANYTHING, App, verb
-from ddtree_overlay.cli.selecting import Target
+from ddtree_overlay.cli.selecting import Fleet, Target
 from ddtree_overlay.errors import OverlayError, UsageError
 from ddtree_overlay.manifest import sha256
 from ddtree_overlay.reports import counted, listed, row
+
+
+if TYPE_CHECKING:
+    from ddtree_overlay.patching import Patched
 
 
 _NEXT = {
@@ -30,10 +35,24 @@ _NEXT = {
 _LARGEST_TAR = 64 * 1024 * 1024
 
 
+def _export_fleet(app: App, fleet: Fleet, *, form: str, out: Path) -> int:
+    """One export for several hosts, which must have one bundle."""
+    found = {target.name: _patched(app, target) for target in fleet.targets}
+    ids = {name: patched.bundle.overlay_id for name, patched in found.items()}
+    if len(set(ids.values())) > 1:
+        raise UsageError(
+            "these hosts need different overlays, and an export holds one",
+            why=listed((f"{name} {overlay_id}" for name, overlay_id in ids.items()), 8),
+            next_step="export each of them to an --out of its own",
+        )
+    return _export(app, next(iter(found.values())), listed(ids, 8), form=form, out=out)
+
+
 @verb(
     targets=ANYTHING,
     example="ddtree-overlay export --host ct200 --format tar --out overlay.tar\n"
     "  ddtree-overlay export --release 0.5.11 --format dockerfile --out image",
+    fleet=_export_fleet,
 )
 @click.option(
     "--format",
@@ -50,10 +69,17 @@ def export(app: App, target: Target, *, form: str, out: Path) -> int:
     as push and rollback on the machine where it lies. An earlier export is replaced, whole or not at all; nothing
     else is.
     """
+    return _export(app, _patched(app, target), target.name, form=form, out=out)
+
+
+def _patched(app: App, target: Target) -> Patched:
+    manifest, _ = snapshot_of(app, target)
+    return bundle_of(app, target, manifest)
+
+
+def _export(app: App, patched: Patched, name: str, *, form: str, out: Path) -> int:
     from ddtree_overlay.export import export_files, to_tar, top_folder
 
-    manifest, _ = snapshot_of(app, target)
-    patched = bundle_of(app, target, manifest)
     files = export_files(patched.bundle, patched.files, dockerfile=form == "dockerfile")
     place = out.resolve()
     if not place.parent.is_dir():
@@ -72,7 +98,7 @@ def export(app: App, target: Target, *, form: str, out: Path) -> int:
     }
     done = "written to" if changed else "is there already:"
     text = f" {done} {out}, {counted(len(patched.files), 'file')}, {form}"
-    head = row((f"{target.name}: overlay {patched.bundle.overlay_id}", "ok"), text)
+    head = row((f"{name}: overlay {patched.bundle.overlay_id}", "ok"), text)
     return app.finish("export", value, [head, row(("  next: ", "dim"), step)])
 
 
