@@ -153,4 +153,7 @@ def history_event(
         "before": before,
         "operator": operator,
         "note": "",
+        # So that the history still tells what was deployed when the record is gone.
+        **{k: record[k] for k in ("base_id", "release", "version")},
+        "files": len(record["files"]),
     }

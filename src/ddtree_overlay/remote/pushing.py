@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -23,6 +24,7 @@ from .grounds import (
 from .locate import Site, locate
 from .preflight import blockers
 from .probe import syntax_errors
+from .pruning import prune
 from .reading import describe
 from .reporting import one
 from .states import end
@@ -144,6 +146,9 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
         return {"deployment": one(store, record["id"]) if record else None}
     _refuse_unsafe(site, store, todo, changes, unknown=planning.unknown_base(actions, changes, record))
     name = _deploy(site, store, args, staged=staged, actions=actions, record=record)
+    with contextlib.suppress(OSError):
+        # The push is done whatever becomes of old backups; the next one tries again.
+        prune(store)
     return {"deployment": one(store, name)}
 
 

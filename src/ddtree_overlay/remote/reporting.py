@@ -109,8 +109,10 @@ def _summary(store: Store, event: dict[str, Any], state: str) -> dict[str, Any]:
         record = store.record(event["id"])
     except Refusal as refusal:
         # The live deployment's record is read elsewhere and refused there; an old one must not hide the others.
-        record = {**dict.fromkeys(("base_id", "release", "version"), "unknown"), **event, "files": {}}
-        event = {**event, "note": refusal.what}
+        record = {**dict.fromkeys(("base_id", "release", "version"), "unknown"), **event}
+        record["files"] = range(event.get("files", 0))
+        pruned = not store.deployment(event["id"]).exists()
+        event = {**event, "note": (event["note"] or "its backups were pruned") if pruned else refusal.what}
     return {
         "id": event["id"],
         "state": state,

@@ -81,14 +81,18 @@ def _rollback_range(
         to = BASE
     chain: list[Record] = []
     step = record
+    pruned = store.pruned()
     while step is not None:
         chain.append(step)
-        step = store.record(step["previous"]) if step["previous"] else None
+        below = step["previous"]
+        step = store.record(below) if below and below not in pruned else None
     names = [c["id"] for c in chain]
     if to is None:
         # A deployment that failed is no place to go back to (capistrano#1885).
         known = states(store.events())
         at = next((i for i, name in enumerate(names) if i and known.get(name) != "bad"), len(chain))
+        if chain and at == len(chain) and chain[-1]["previous"] in pruned:
+            raise _cut(chain[-1])
         return record, chain[at] if at < len(chain) else None, names[:at]
     if to == BASE:
         return record, None, names
@@ -99,6 +103,15 @@ def _rollback_range(
         )
     at = names.index(to)
     return record, chain[at], names[:at]
+
+
+def _cut(record: Record) -> Refusal:
+    return Refusal(
+        "failed",
+        f"{record['previous']}, which was live before {record['id']}, was pruned: its files are not kept any more",
+        why="only the last deployments are kept; the files from before any overlay are kept with each",
+        next_step="ddtree-overlay rollback {target} --to base",
+    )
 
 
 def _rollback_actions(
@@ -245,7 +258,9 @@ def _rebuild_history(store: Store, lost: Record) -> None:
     step: Record | None = lost
     while step is not None and step["id"] not in known:
         chain.append(step)
-        step = store.record(step["previous"]) if step["previous"] else None
+        below = step["previous"]
+        # A deployment that was pruned has no record any more, and no line in a history that is lost.
+        step = store.record(below) if below and store.deployment(below).exists() else None
     for record in reversed(chain or [lost]):
         event = history_event(record, "push", record["id"], record["previous"], record["operator"])
         written = (store.deployment(record["id"]) / "manifest.json").stat().st_mtime

@@ -119,6 +119,10 @@ class Store:
         self.deployment(name).mkdir(parents=True)
         return name
 
+    def pruned(self) -> set[str]:
+        """The deployments whose backups were removed because newer ones are enough."""
+        return {e["id"] for e in self.events() if e["event"] == PRUNED}
+
     def version_of(self, name: str) -> str | None:
         """The SGLang that the deployment `name` was pushed to."""
         version: str | None = self.record(name)["version"]
