@@ -84,6 +84,13 @@ def snapshot_lines(manifest: Manifest, facts: Mapping[str, Any], folder: str) ->
     return [*lines, row(("  in    ", "dim"), folder)]
 
 
+def unlike_line(version: str, unlike: Mapping[str, str]) -> str:
+    """That a base is not what was published, by file."""
+    be = "is" if len(unlike) == 1 else "are"
+    names = listed(f"{path} ({how})" for path, how in unlike.items())
+    return f"{counted(len(unlike), 'file')} {be} not as SGLang {version} was published, and taken as the base: {names}"
+
+
 def bundle_lines(name: str, bundle: Bundle, folder: str) -> list[Line]:
     """What `patch` built."""
     files = [_File("add" if c.adds else "change", c.path, c.added, c.removed, "") for c in bundle.changes]

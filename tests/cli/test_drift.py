@@ -47,6 +47,19 @@ def test_an_edit_by_hand_is_shown_and_can_be_taken_back(run, patched_root):
     assert run("rollback", *root, "--yes").code == 0
 
 
+def test_a_base_that_was_edited_by_hand_is_told_by_name(run, site):
+    """`snapshot` and `patch` warn, and `verify` has a finding: the overlay is tested on the published file."""
+    edited = site / "sglang/srt/server_args.py"
+    rewrite(edited, edited.read_bytes() + b"# by hand\n")
+    for verb in ("snapshot", "patch"):
+        done = run(verb, "--root", f"{site}/sglang", "--json")
+        assert done.code == 0, done.err
+        assert done.json["unlike_published"] == {"srt/server_args.py": "changed"}
+        assert "1 file is not as SGLang 0.5.11 was published, and taken as the base: srt/server_args.py" in done.err
+    findings = run("verify", "--root", f"{site}/sglang", "--offline", "--json").json["findings"]
+    assert [f["path"] for f in findings if f["check"] == "base"] == ["srt/server_args.py"]
+
+
 def status(state: str, **over) -> Status:
     values = {
         "host": "ct200",

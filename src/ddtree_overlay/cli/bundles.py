@@ -14,7 +14,8 @@ from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import bundles, deployed_bundle, opened
 from ddtree_overlay.errors import DifferencesError, OverlayError
 from ddtree_overlay.manifest import Manifest, sha256
-from ddtree_overlay.reports import bundle_lines, counted, finding_lines, listed, row
+from ddtree_overlay.published import unlike_published
+from ddtree_overlay.reports import bundle_lines, counted, finding_lines, listed, row, unlike_line
 
 
 if TYPE_CHECKING:
@@ -35,6 +36,9 @@ def patch(app: App, target: Target, *, check: bool) -> int:
     from ddtree_overlay import patches, patching
 
     patched = patching.build(base, manifest.release)
+    unlike = {} if target.release is not None else unlike_published(manifest)
+    if unlike:
+        app.screen.warn(f"{target.name}: {unlike_line(manifest.release, unlike)}")
     folder = app.workspace.patches(manifest.release)
     shown = folder.relative_to(app.workspace.root)
     if check:
@@ -58,6 +62,7 @@ def patch(app: App, target: Target, *, check: bool) -> int:
         "overlay_id": patched.bundle.overlay_id,
         "base_id": patched.bundle.base_id,
         "folder": str(stored.folder),
+        "unlike_published": unlike,
         "changes": [
             {"path": c.path, "action": "add" if c.adds else "change", "added": c.added, "removed": c.removed}
             for c in patched.bundle.changes

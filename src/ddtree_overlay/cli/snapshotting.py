@@ -12,7 +12,8 @@ from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import opened
 from ddtree_overlay.errors import ConflictError
 from ddtree_overlay.manifest import FileEntry, Manifest
-from ddtree_overlay.reports import moment, snapshot_lines
+from ddtree_overlay.published import unlike_published
+from ddtree_overlay.reports import moment, snapshot_lines, unlike_line
 from ddtree_overlay.workspace import MANIFEST_NAME
 
 
@@ -41,6 +42,9 @@ def snapshot(app: App, target: Target) -> int:
     manifest, files = _take(app, target, known, cached)
     kept = _kept(manifest, published=target.release is not None)
     folder = app.workspace.save_snapshot(kept, files)
+    unlike = {} if target.release is not None else unlike_published(kept)
+    if unlike:
+        app.screen.warn(f"{target.name}: {unlike_line(kept.release, unlike)}")
     moved = {key: manifest.facts[key] for key in PASSING if key in manifest.facts}
     value = {
         "snapshot": kept.name,
@@ -50,6 +54,7 @@ def snapshot(app: App, target: Target) -> int:
         "versions": dict(kept.versions),
         "files": len(kept.files),
         "mentions": len(kept.mentions),
+        "unlike_published": unlike,
         "facts": moved,
     }
     lines = snapshot_lines(kept, moved, str(folder.relative_to(app.workspace.root)))

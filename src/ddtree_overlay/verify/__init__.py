@@ -13,13 +13,15 @@ from ddtree_overlay.verify.findings import Finding
 from ddtree_overlay.verify.hooks import check_hooks, occurrences
 from ddtree_overlay.verify.host import verify_on_host
 from ddtree_overlay.verify.sites import Site, check_sites, load_sites
-from ddtree_overlay.verify.structure import check_insertion_only, check_unpatch
+from ddtree_overlay.verify.structure import check_base, check_insertion_only, check_unpatch
 from ddtree_overlay.verify.symbols import Class, Symbols
 from ddtree_overlay.verify.syntax import check_syntax
 from ddtree_overlay.verify.uses import Tally, check_calls, check_imports
 
 
 __all__ = ["Finding", "verify_bundle", "verify_on_host", "verify_release"]
+
+_ORDER = {"error": 0, "warning": 1, "info": 2}
 
 
 def verify_bundle(manifest: Manifest, base: Mapping[str, bytes], patched: Patched) -> list[Finding]:
@@ -34,7 +36,8 @@ def verify_bundle(manifest: Manifest, base: Mapping[str, bytes], patched: Patche
         OverlayError: The bundle's release is not supported.
     """
     row = release(patched.bundle.release)
-    return verify_release(row, load_sites(row.sites), manifest, base, patched)
+    findings = [*verify_release(row, load_sites(row.sites), manifest, base, patched), *check_base(manifest)]
+    return sorted(findings, key=lambda f: _ORDER[f.severity])
 
 
 def verify_release(
@@ -47,8 +50,7 @@ def verify_release(
     if not any(f.check == "syntax" and f.severity == "error" for f in findings):
         findings += _check_code(row, base, patched)
     findings += check_sites(sites, [m for m in manifest.mentions if m.startswith("srt/")], base)
-    order = {"error": 0, "warning": 1, "info": 2}
-    return sorted(findings, key=lambda f: order[f.severity])
+    return sorted(findings, key=lambda f: _ORDER[f.severity])
 
 
 def _check_code(row: Release, base: Mapping[str, bytes], patched: Patched) -> list[Finding]:

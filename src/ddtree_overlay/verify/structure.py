@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check `structure`: every upstream line survives in its order, and unpatching gives the exact base bytes."""
+"""Checks `base` and `structure`: the base is as published, every upstream line survives, unpatching gives the base."""
 
 from __future__ import annotations
 
@@ -7,12 +7,29 @@ from collections.abc import Mapping
 
 from ddtree_overlay.diffs import count_inserted, first_lost
 from ddtree_overlay.errors import OverlayError
+from ddtree_overlay.manifest import Manifest
+from ddtree_overlay.published import departures, published
 from ddtree_overlay.releases import Release
 from ddtree_overlay.verify.findings import Finding
 
 
 #: Files in which an upstream line may change, each with its reason. So far insertion has always been enough.
 REWRITTEN: Mapping[str, str] = {}
+
+
+def check_base(manifest: Manifest) -> list[Finding]:
+    """A warning for each file of the snapshot that is not as the release was published."""
+    version = manifest.release
+    release = published(version)
+    if release is None:
+        return [Finding("base", "info", "", None, f"what SGLang {version} was published as is not known here")]
+    unlike = departures(manifest, release)
+    if not unlike:
+        same = f"{len(manifest.files)} files are as SGLang {version} was published"
+        return [Finding("base", "info", "", None, same)]
+    said = {"changed": "changed", "added": "made to mention DFlash", "missing": "removed, or cleared of DFlash,"}
+    text = f"since SGLang {version} was published; the overlay is not tested on that"
+    return [Finding("base", "warning", path, None, f"{said[how]} {text}") for path, how in unlike.items()]
 
 
 def check_insertion_only(release: Release, base: Mapping[str, bytes], files: Mapping[str, bytes]) -> list[Finding]:
