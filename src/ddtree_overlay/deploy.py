@@ -22,6 +22,7 @@ from ddtree_overlay.plans import (
     Status,
 )
 from ddtree_overlay.remote import remarks
+from ddtree_overlay.reports import listed
 
 
 if TYPE_CHECKING:
@@ -176,7 +177,7 @@ def plan_rollback(transport: Transport, *, to: str | None = None, purge: bool = 
     result = transport.call("plan_rollback", {"to": to, "purge": purge}).result
     warnings = tuple(remarks.on_host(result, "the overlay is lost when the container is recreated"))
     if result["left"]:
-        names = ", ".join(result["left"])
+        names = listed(result["left"], 3)
         warnings += (f"SGLang was reinstalled or removed since the push; these files are not ours any more: {names}",)
     if result["lost"]:
         warnings += (f"the history on the host is damaged; this goes by the record of {result['current']}",)

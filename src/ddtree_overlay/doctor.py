@@ -47,6 +47,11 @@ class Doctor:
         """The most serious level of all checks."""
         return max((c.level for c in self.checks), key=_LEVELS.index, default="ok")
 
+    @property
+    def usable(self) -> bool:
+        """Whether an SGLang was found there, so that there is something to compare."""
+        return bool(self.facts) and self.facts["sglang"] is not None
+
     def as_dict(self) -> dict[str, Any]:
         """The value as `--json` prints it."""
         return {**asdict(self), "facts": dict(self.facts), "worst": self.worst}
@@ -126,7 +131,7 @@ def _release(facts: Mapping[str, Any]) -> Iterator[Check]:
         step = f"pip install sglang=={supported[-1]} on the host"
         yield Check("sglang", "error", f"{said} has no DFlash, which DDTREE builds on", step)
     elif version not in supported:
-        step = f"ddtree-overlay snapshot {facts['target']} && ddtree-overlay patch {facts['target']}"
+        step = f"pip install sglang=={supported[-1]} on the host"
         yield Check("sglang", "warning", f"{said} is not one of the supported releases: {', '.join(supported)}", step)
     else:
         yield Check("sglang", "ok", said)
@@ -247,7 +252,12 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def compare(a: Doctor, b: Doctor) -> tuple[Difference, ...]:
-    """Where two hosts differ in what decides how SGLang behaves, in a fixed order."""
+    """Where two hosts differ in what decides how SGLang behaves, in a fixed order.
+
+    A host without a usable SGLang is one difference: nothing else of it can be compared.
+    """
+    if not (a.usable and b.usable):
+        return (Difference("sglang", _version(a), _version(b)),)
     here, there = _items(a.facts), _items(b.facts)
     keys = [*here, *(k for k in there if k not in here)]
     return tuple(
@@ -255,9 +265,11 @@ def compare(a: Doctor, b: Doctor) -> tuple[Difference, ...]:
     )
 
 
+def _version(found: Doctor) -> str:
+    return (found.facts["sglang"]["versions"]["sglang"] or "unknown") if found.usable else "not usable"
+
+
 def _items(facts: Mapping[str, Any]) -> dict[str, str]:
-    if not facts or facts["sglang"] is None:
-        return {"sglang": "not usable"}
     sglang = facts["sglang"]
     items = {name: value or "-" for name, value in sglang["versions"].items()}
     items["install"] = sglang["install"]

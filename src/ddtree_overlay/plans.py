@@ -219,3 +219,21 @@ class Status(_Data):
     unfinished: str
     ephemeral: bool
     warnings: tuple[str, ...]
+
+    @property
+    def next_step(self) -> str:
+        """The command that leads out of a state in which somebody has to act, else ""."""
+        if self.unfinished:
+            return ""  # the reason says that the next push or rollback puts it right, or who is at work
+        verb = {
+            "partial": "push {t} puts them in place, ddtree-overlay rollback {t} --to base takes the rest away",
+            "drifted": "diff {t}, which shows the change and how to take it back",
+            "upgraded": "rollback {t} --to base && ddtree-overlay snapshot {t} && ddtree-overlay patch {t}",
+            "orphaned": "rollback {t} --purge",
+            "unrecorded": "rollback {t}",
+        }.get(self.state)
+        return f"ddtree-overlay {verb}".replace("{t}", self.target) if verb else ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The value as `--json` prints it."""
+        return {**asdict(self), "next": self.next_step}

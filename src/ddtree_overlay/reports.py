@@ -11,7 +11,7 @@ from ddtree_overlay.manifest import Bundle, Manifest
 
 
 if TYPE_CHECKING:
-    from ddtree_overlay.doctor import Difference, Doctor
+    from ddtree_overlay.doctor import Check, Difference, Doctor
     from ddtree_overlay.plans import Deployment, FileAction, Process, PushPlan, RollbackPlan, RollbackResult, Status
     from ddtree_overlay.verify import Finding
 
@@ -167,68 +167,66 @@ def rolled_back_line(done: RollbackResult) -> Line:
 
 
 def status_lines(found: Status) -> list[Line]:
-    """What is on a host."""
-    lines = [
-        row(
-            (found.host, "head"),
-            "  ",
-            (found.state, _STATES.get(found.state, "bad")),
-            f"  sglang {found.version or 'not found'}  {found.root}",
-        )
-    ]
+    """What is on a host, and what leads out of a state in which somebody has to act."""
+    version = "not installed" if found.state == "orphaned" else found.version
+    state = (found.state, _STATES.get(found.state, "bad"))
+    lines = [row((found.host, "head"), "  ", state, f"  sglang {version}  {found.root}")]
     if found.reason:
         lines.append(row(f"  {found.reason}"))
     if found.deployment is not None:
         done = found.deployment
         when = f"{moment(done.time)} by {done.operator or 'unknown'}"
         lines.append(row(f"  {done.id} ({done.state})  overlay {done.overlay_id}  {when}"))
-        lines += _unproven(found.target, done)
-    lines += [
-        row("  ", ("! ", "bad"), f"{file.path}: {file.state}{f', {file.reason}' if file.reason else ''}")
-        for file in found.files
-        if file.state != "ours" and found.state != "pristine"
-    ]
-    return [*lines, *_remarks(found.warnings, [p for p in found.processes if p.stale])]
-
-
-def _unproven(target: str, done: Deployment) -> list[Line]:
-    """What to do about a deployment that is not known to serve well."""
-    if done.state == "good":
-        return []
-    note = [row("  ", (done.note, "warn"))] if done.note else []
-    if done.state == "bad":
-        return [*note, row(("  next: ", "dim"), f"ddtree-overlay rollback {target} --restart")]
-    advice = f"ddtree-overlay push {target} --restart; or, restarted by other means: ddtree-overlay confirm {target}"
-    return [*note, row(("  next: ", "dim"), advice)]
+    # Of an uninstalled package every file is gone, and every one has its own line otherwise.
+    odd = [f for f in found.files if f.state != "ours" and found.state not in {"pristine", "orphaned"}]
+    wide = max((len(f.path) for f in odd), default=0)
+    lines += [row("  ", ("! ", "bad"), f"{file.path:<{wide}}  {file.state:<7}  {file.reason}".rstrip()) for file in odd]
+    if found.next_step:
+        lines.append(row(("  next: ", "head"), found.next_step))
+    warnings = [text for text in found.warnings if text != found.reason]
+    return [*lines, *_remarks(warnings, [p for p in found.processes if p.stale])]
 
 
 def history_lines(host: str, deployments: Sequence[Deployment]) -> list[Line]:
-    """Every deployment, one a line."""
+    """Every deployment, one a line, in columns."""
     if not deployments:
         return [row((host, "head"), "  no deployments")]
     lines = [row((host, "head"), f"  {counted(len(deployments), 'deployment')}")]
+    wide = [max(len(getattr(d, name)) for d in deployments) for name in ("overlay_id", "release", "operator")]
     for done in deployments:
-        state: Part = (done.state, {"good": "ok", "bad": "bad"}.get(done.state, "warn"))
-        if done.undone and done.state != "bad":
-            state = ("rolled back", "dim")
+        state = ("rolled back", "dim") if done.undone else (done.state, "ok" if done.state == "good" else "warn")
         mark = "*" if done.current else " "
-        note = f"  {done.note}" if done.note else ""
-        text = f"  overlay {done.overlay_id}  sglang {done.release}  {moment(done.time)}  {done.operator}{note}"
-        lines.append(row(f" {mark}{done.id}  ", (f"{state[0]:<11}", state[1]), text))
+        text = (
+            f"  overlay {done.overlay_id:<{wide[0]}}  sglang {done.release:<{wide[1]}}  {moment(done.time)}"
+            f"  {done.operator:<{wide[2]}}  {done.note}"
+        )
+        lines.append(row(f" {mark}{done.id}  ", (f"{state[0]:<11}", state[1]), text.rstrip()))
     return lines
 
 
 def doctor_lines(found: Doctor) -> list[Line]:
     """Every check of `doctor`, with the next step where one is needed."""
     lines = [row((found.host, "head"), f"  {found.target}")]
-    for check in found.checks:
-        lines.append(row("  ", (f"{check.level:<8}", _LEVELS[check.level]), f"{check.name}: {check.message}"))
-        if check.next_step:
-            lines.append(row(("           next: ", "dim"), check.next_step))
+    lines += _check_lines(found.checks)
     problems = sum(check.level == "error" for check in found.checks)
     warnings = sum(check.level == "warning" for check in found.checks)
     text = f"{counted(problems, 'error')}, {counted(warnings, 'warning')}"
     return [*lines, row(("doctor: ", "head"), (text, _LEVELS[found.worst] if problems or warnings else "ok"))]
+
+
+def unusable_lines(found: Doctor) -> list[Line]:
+    """Why a host cannot be compared with another."""
+    errors = [check for check in found.checks if check.level == "error"]
+    return [row((found.host, "head"), f"  {found.target}"), *_check_lines(errors)]
+
+
+def _check_lines(checks: Iterable[Check]) -> list[Line]:
+    lines = []
+    for check in checks:
+        lines.append(row("  ", (f"{check.level:<8}", _LEVELS[check.level]), f"{check.name}: {check.message}"))
+        if check.next_step:
+            lines.append(row(("           next: ", "dim"), check.next_step))
+    return lines
 
 
 def comparison_lines(here: str, there: str, differences: Sequence[Difference]) -> list[Line]:

@@ -89,7 +89,7 @@ LIVE = Deployment("d-0003", "pending", "91c0", "3f2a", "0.5.11", "0.5.11", "ann@
         (
             status("pristine"),
             "no bundle fits",
-            "run ddtree-overlay snapshot --host ct200 && ddtree-overlay patch --host ct200",
+            "ddtree-overlay snapshot --host ct200 && ddtree-overlay patch --host ct200",
         ),
         (status("unrecorded"), "no bundle fits", "ddtree-overlay rollback --host ct200"),
         (

@@ -113,7 +113,7 @@ def test_push_without_a_bundle_names_both_commands(run, site):
     refused(
         run("push", "--root", str(root), "--yes"),
         1,
-        f"next: run ddtree-overlay snapshot --root {root} && ddtree-overlay patch --root {root}",
+        f"next: ddtree-overlay snapshot --root {root} && ddtree-overlay patch --root {root}",
     )
 
 

@@ -13,6 +13,7 @@ from tests.support.installs import Install, new_venv, tiny_package
 from ddtree_overlay import doctor
 from ddtree_overlay.config import Host
 from ddtree_overlay.hosts.transport import open_transport
+from ddtree_overlay.reports import plain, unusable_lines
 
 
 def elf(needed: list[str]) -> bytes:
@@ -132,3 +133,17 @@ def test_compare_shows_where_two_hosts_differ(tiny, near, tmp_path):
     assert found["torch"] == ("2.11.0+cu128", "2.11.0+cu130")
     assert found["cuda"] == ("12.8", "13.0")
     assert set(found) == {"torch", "cuda", "file srt/b.py"}
+
+
+def test_a_host_without_sglang_differs_in_one_line_that_says_why(near, tmp_path):
+    """Every version and digest of the other host would say nothing; two unusable hosts are not called equal."""
+    here = doctor.diagnose(near, ["srt/a.py"])
+    python, site = new_venv(tmp_path / "bare")
+    with open_transport(Install(python, site).host("bare")) as transport:
+        bare = doctor.diagnose(transport, ["srt/a.py"])
+    assert doctor.compare(here, bare) == (doctor.Difference("sglang", "0.5.11", "not usable"),)
+    assert doctor.compare(bare, bare) == (doctor.Difference("sglang", "not usable", "not usable"),)
+    shown = [plain(line) for line in unusable_lines(bare)]
+    assert "there is no SGLang" in shown[1]
+    assert "next: " in shown[2]
+    assert len(shown) == 3

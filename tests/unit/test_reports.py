@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import pytest
+
 from ddtree_overlay.doctor import Difference
 from ddtree_overlay.manifest import Bundle, Change
 from ddtree_overlay.plans import (
@@ -73,6 +75,26 @@ def deployment(number: int = 1, **over) -> Deployment:
         "note": "",
     }
     return Deployment(id=f"d-{number:04d}", **(values | over))
+
+
+def host_status(state: str, **over) -> Status:
+    values = {
+        "host": "ct200",
+        "target": "--host ct200",
+        "root": "/opt/sglang",
+        "install": "wheel",
+        "version": "0.5.11",
+        "state": state,
+        "reason": "1 file was edited",
+        "deployment": None,
+        "overlay_id": None,
+        "files": (),
+        "processes": (),
+        "unfinished": "",
+        "ephemeral": False,
+        "warnings": (),
+    }
+    return Status(**(values | over))
 
 
 def text(lines) -> list[str]:
@@ -163,29 +185,38 @@ def test_findings_are_listed_worst_first_and_counted():
 
 def test_status_names_the_files_that_are_not_as_they_should_be():
     """A drifted host shows the state, the reason, the deployment and each foreign file."""
-    found = Status(
-        host="ct200",
-        target="--host ct200",
-        root="/opt/sglang",
-        install="wheel",
-        version="0.5.11",
-        state="drifted",
-        reason="1 file was edited",
-        deployment=deployment(current=True),
-        overlay_id="91c0",
-        files=(FileStatus("srt/a.py", "foreign", "edited by hand"), FileStatus("srt/b.py", "ours", "")),
-        processes=(Process(1, "x", 0.0, stale=False),),
-        unfinished="",
-        ephemeral=False,
-        warnings=(),
-    )
+    files = (FileStatus("srt/a.py", "foreign", "edited by hand"), FileStatus("srt/b.py", "ours", ""))
+    processes = (Process(1, "x", 0.0, stale=False),)
+    found = host_status("drifted", deployment=deployment(current=True), files=files, processes=processes)
 
     assert text(status_lines(found)) == [
         "ct200  drifted  sglang 0.5.11  /opt/sglang",
         "  1 file was edited",
         "  d-0001 (good)  overlay 91c0  1970-01-01 00:00 UTC by ann@laptop",
-        "  ! srt/a.py: foreign, edited by hand",
+        "  ! srt/a.py  foreign  edited by hand",
+        "  next: ddtree-overlay diff --host ct200, which shows the change and how to take it back",
     ]
+
+
+@pytest.mark.parametrize(
+    ("state", "step"),
+    [
+        ("pristine", ""),
+        ("applied", ""),
+        ("partial", "ddtree-overlay push --host ct200 puts them in place"),
+        ("upgraded", "ddtree-overlay rollback --host ct200 --to base && ddtree-overlay snapshot --host ct200"),
+        ("orphaned", "ddtree-overlay rollback --host ct200 --purge"),
+        ("unrecorded", "ddtree-overlay rollback --host ct200"),
+    ],
+)
+def test_status_leads_out_of_every_state_in_which_somebody_has_to_act(state, step):
+    """A settled host has no next step, every other state has one; an uninstalled package is not listed file by file."""
+    files = (FileStatus("srt/a.py", "missing", "deleted since the push"),)
+    shown = text(status_lines(host_status(state, deployment=deployment(current=True), files=files)))
+
+    assert [line.startswith(f"  next: {step}") for line in shown if "next: " in line] == ([True] if step else [])
+    assert any("srt/a.py" in line for line in shown) == (state in {"applied", "partial", "upgraded", "unrecorded"})
+    assert ("sglang not installed" in shown[0]) == (state == "orphaned")
 
 
 def test_history_marks_the_current_deployment_and_what_was_undone():

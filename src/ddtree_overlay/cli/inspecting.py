@@ -12,7 +12,7 @@ from ddtree_overlay.cli.options import INSTALLED, App, verb
 from ddtree_overlay.cli.selecting import Target, find_target
 from ddtree_overlay.cli.targets import opened
 from ddtree_overlay.fleet_reports import is_settled
-from ddtree_overlay.reports import comparison_lines, doctor_lines, history_lines, status_lines
+from ddtree_overlay.reports import comparison_lines, doctor_lines, history_lines, status_lines, unusable_lines
 
 
 @verb(
@@ -64,23 +64,25 @@ def doctor(app: App, target: Target, *, against: str | None) -> int:
     """
     from ddtree_overlay import doctor as core
 
-    paths = _known_paths(app, target.name, against)
+    other = find_target(app, host=against) if against is not None else None
+    paths = _known_paths(app, *filter(None, (target, other)))
     with opened(app, target) as transport:
         here = core.diagnose(transport, paths)
-    if against is None:
+    if other is None:
         return app.finish("doctor", here.as_dict(), doctor_lines(here), 3 if here.worst == "error" else 0)
-    other = find_target(app, host=against)
     with opened(app, other) as transport:
         there = core.diagnose(transport, paths)
     found = core.compare(here, there)
     value = {"here": here.as_dict(), "there": there.as_dict(), "differences": [d.as_dict() for d in found]}
-    return app.finish("doctor", value, comparison_lines(target.name, other.name, found), 3 if found else 0)
+    lines = [line for one in (here, there) if not one.usable for line in unusable_lines(one)]
+    lines += comparison_lines(target.name, other.name, found)
+    return app.finish("doctor", value, lines, 3 if found else 0)
 
 
-def _known_paths(app: App, *names: str | None) -> Collection[str]:
+def _known_paths(app: App, *targets: Target) -> Collection[str]:
     """The modules whose digests are worth comparing: those of the snapshots of both hosts and of every bundle."""
     paths = {change.path for stored in app.workspace.load_bundles() for change in stored.bundle.changes}
-    for name in filter(None, names):
-        manifest = app.workspace.load_manifest(name)
+    for target in targets:
+        manifest = app.workspace.load_manifest(target.name)
         paths |= {entry.path for entry in manifest.files} if manifest else set()
     return sorted(paths)

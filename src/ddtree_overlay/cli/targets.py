@@ -83,7 +83,7 @@ def deployed_bundle(
 
 
 def _build(target: Target | Fleet) -> str:
-    return f"run {target.command('snapshot')} && {target.command('patch')}"
+    return f"{target.command('snapshot')} && {target.command('patch')}"
 
 
 def operator() -> str:

@@ -78,8 +78,8 @@ def _orphaned_on_path(orphans: bool) -> Site:
     raise Refusal(
         "failed",
         f"there is no SGLang: {sys.executable} cannot import {PACKAGE!r}",
-        why=f"ModuleNotFoundError: No module named {PACKAGE!r}",
-        next_step="set `python` in deploy.toml to the interpreter that starts the server",
+        why=f"No module named {PACKAGE!r}: another interpreter of the host has it, or nothing is installed yet",
+        next_step="set `python` in deploy.toml to the interpreter that starts the server, or install SGLang for it",
     )
 
 

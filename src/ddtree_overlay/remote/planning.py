@@ -124,7 +124,8 @@ def classify(
     counts = {s: sum(f["state"] == s for f in files) for s in ("ours", "base", "missing", "foreign")}
     name, total = record["id"], len(files)
     if not importable:
-        return "orphaned", f"SGLang was uninstalled; {_are(counts['ours'], f' of {name}')} left over", files
+        left = f"{_are(counts['ours'], f' of {name}')} left over" if counts["ours"] else "backups and history are left"
+        return "orphaned", f"SGLang was uninstalled; {left}", files
     if counts["ours"] == total:
         return "applied", f"{'all ' if total > 1 else ''}{_are(total, f' of {name}')} in place", files
     if version != record["version"]:

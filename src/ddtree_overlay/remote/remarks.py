@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 
@@ -17,14 +17,13 @@ def on_push(plan: Mapping[str, Any], release: str, fate: str) -> list[str]:
     if shared:
         links = max(a["nlink"] for a in shared) - 1
         remarks.append(
-            f"{len(shared)} file(s) have up to {links} other hard link(s) (package cache?); those stay untouched"
+            f"hard links (package cache?): {_files(shared)} with up to {links} more elsewhere; those stay untouched"
         )
     if plan["unrecorded"]:
         remarks.append("modules of an overlay are in place, but no deployment recorded on the host put them there")
     if plan["unknown_base"]:
         remarks.append(
-            f"{len(plan['unknown_base'])} file(s) are patched already, but not by a deployment recorded here: "
-            "they cannot be rolled back"
+            f"{_files(plan['unknown_base'])} patched already, by no deployment recorded here: no way to roll back"
         )
     return remarks
 
@@ -36,3 +35,7 @@ def on_host(answer: Mapping[str, Any], fate: str) -> list[str]:
         kind = answer["container"]["kind"]
         remarks.append(f"{answer['root']} lies in the throw-away layer of a {kind} container: {fate}")
     return remarks
+
+
+def _files(some: Sized) -> str:
+    return "1 file" if len(some) == 1 else f"{len(some)} files"
