@@ -9,11 +9,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ddtree_overlay import deploy
+from ddtree_overlay import deploy, proving
 from ddtree_overlay.crew import Say
-from ddtree_overlay.errors import ConflictError, ConnectionFailedError, RollbackIncompleteError, UsageError
+from ddtree_overlay.errors import (
+    ConflictError,
+    ConnectionFailedError,
+    OverlayError,
+    RollbackIncompleteError,
+    UsageError,
+)
 from ddtree_overlay.hosts.transport import AgentTransport
 from ddtree_overlay.plans import Deployment, PushPlan, RollbackPlan, Status
+from ddtree_overlay.proving import Proof
 from ddtree_overlay.workspace import StoredBundle
 
 
@@ -90,11 +97,17 @@ def look_back(transport: AgentTransport, *, to: str | None, purge: bool) -> Retr
     return Retrospect(deploy.status_of(transport, seen), tuple(seen["place"]), plan, goal)
 
 
-def roll_back(transport: AgentTransport, found: Retrospect, *, operator: str, lock_wait: float, say: Say) -> None:
-    """Carry out a rollback. Raises as `deploy.rollback`."""
-    done = deploy.rollback(transport, plan=found.plan, operator=operator, lock_wait=lock_wait)
-    purged = ", backups and history removed" if done.purged else ""
-    say(f"back to {done.to}, {done.verified} files verified{purged}")
+def roll_back(
+    transport: AgentTransport, found: Retrospect, *, operator: str, lock_wait: float, restart: bool, say: Say
+) -> None:
+    """Carry out a rollback, and restart and prove if `restart`. Raises as `proving.rollback`."""
+    if restart:
+        done, proof = proving.rollback(transport, found.plan, operator=operator, progress=say, lock_wait=lock_wait)
+        after = f", live: {proof.why}"
+    else:
+        done = deploy.rollback(transport, plan=found.plan, operator=operator, lock_wait=lock_wait)
+        after = ", backups and history removed" if done.purged else ""
+    say(f"back to {done.to}, {done.verified} files verified{after}")
 
 
 def refuse_twins(places: Iterable[tuple[str, tuple[str, ...]]]) -> None:
@@ -117,7 +130,7 @@ def refuse_twins(places: Iterable[tuple[str, tuple[str, ...]]]) -> None:
 
 
 class PushMember:
-    """A host that is to be pushed to together with others."""
+    """A host that is to be pushed to together with others. One that has the overlay already only proves it."""
 
     def __init__(
         self, transport: AgentTransport, prospect: Prospect, *, stage: str, operator: str, lock_wait: float
@@ -125,9 +138,13 @@ class PushMember:
         self.transport = transport
         self.prospect = prospect
         self.deployment: Deployment | None = None
+        self.proof: Proof | None = None
         self._stage = stage
         self._operator = operator
         self._lock_wait = lock_wait
+        #: Seconds for which a way back waits for whatever still runs on the host.
+        self._undo_wait = UNDO_LOCK_WAIT
+        self._restarted = False
 
     @property
     def name(self) -> str:
@@ -141,6 +158,8 @@ class PushMember:
 
     def stage(self, say: Say) -> None:
         """Bring the files into the host's state folder; all that can refuse the push is checked there."""
+        if self.prospect.is_current:
+            return
         plan = self.prospect.plan
         args, payload = deploy.push_request(
             plan, self.prospect.files, operator=self._operator, lock_wait=self._lock_wait
@@ -150,11 +169,13 @@ class PushMember:
 
     def unstage(self, _: Say) -> None:
         """Remove what `stage` brought."""
-        args = {"stage": self._stage, "operator": self._operator, "lock_wait": UNDO_LOCK_WAIT}
+        args = {"stage": self._stage, "operator": self._operator, "lock_wait": self._undo_wait}
         self.transport.call("unstage", args)
 
     def swap(self, say: Say) -> None:
         """Carry out the plan with the staged files."""
+        if self.prospect.is_current:
+            return
         self.deployment = deploy.push(
             self.transport,
             self.prospect.plan,
@@ -166,8 +187,34 @@ class PushMember:
         say(f"swapped, {self.deployment.id} with {self.deployment.files} files verified")
 
     def prove(self, say: Say) -> None:
-        """Restart the server and wait for it."""
-        raise NotImplementedError
+        """Restart the server and wait until it runs the overlay; one that does already is left alone.
+
+        Raises:
+            OverlayError: It does not come up with it, or was not restarted at all.
+        """
+        if self.deployment is None:
+            plan, files = self.prospect.plan, self.prospect.files
+            _, self.proof = proving.push(
+                self.transport, plan, files, operator=self._operator, progress=say, lock_wait=self._lock_wait
+            )
+        else:
+            self._restart(self.deployment, say)
+        say(f"live: {self.proof.why if self.proof else ''}")
+
+    def _restart(self, deployment: Deployment, say: Say) -> None:
+        trial = proving.trial_of(self.transport.host)
+        self._undo_wait = UNDO_LOCK_WAIT + trial["restart_timeout"] + trial["timeout"]
+        # As long as nobody has said otherwise.
+        self._restarted = True
+        self.proof = proving.prove(self.transport, deployment, restart=True, progress=say)
+        self._restarted = self.proof.restarted
+        self.deployment = proving.settle(self.transport, deployment, self.proof, operator=self._operator)
+        if not self.proof.ok:
+            raise OverlayError(
+                f"{self.name}: the server does not run {deployment.id}: {self.proof.why}",
+                why="; ".join(self.proof.answers[-3:]),
+                next_step="look at the log of the server on the host",
+            )
 
     def undo(self, say: Say) -> None:
         """Go back to the deployment before, if the push got through, and see that every file is as it was.
@@ -189,10 +236,16 @@ class PushMember:
         if live and swapped:
             self._refuse_others(live)
         plan = deploy.plan_rollback(self.transport, to=self.before)
-        deploy.rollback(self.transport, plan=plan, operator=self._operator, lock_wait=UNDO_LOCK_WAIT)
+        if self._restarted:
+            _, proof = proving.rollback(
+                self.transport, plan, operator=self._operator, progress=say, lock_wait=self._undo_wait
+            )
+        else:
+            deploy.rollback(self.transport, plan=plan, operator=self._operator, lock_wait=self._undo_wait)
         if swapped:
             self._compare(plan)
-        say(f"rolled back to {self.before}, every file verified")
+        served = f", live: {proof.why}" if self._restarted else ""
+        say(f"rolled back to {self.before}, every file verified{served}")
 
     def _patiently(self, ask: Callable[[], R]) -> R:
         """The answer of a host that may have been lost for a moment."""

@@ -65,7 +65,7 @@ class Machine:
 
     def left(self) -> list[str]:
         """What lies in the state folder besides the history and the backups."""
-        kept = {"lock", "history.jsonl", "deployments"}
+        kept = {"lock", "history.jsonl", "deployments", "restart.log"}
         return sorted(p.name for p in self.install.state.glob("*") if p.name not in kept)
 
     @contextlib.contextmanager

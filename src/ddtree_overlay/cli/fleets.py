@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddtree_overlay.cli.options import App
 from ddtree_overlay.cli.proposals import Proposal, connections, crew_of, divided
+from ddtree_overlay.cli.proving import require_restart
 from ddtree_overlay.cli.selecting import Fleet
 from ddtree_overlay.cli.targets import bundles, operator
 from ddtree_overlay.errors import UsageError
@@ -19,6 +21,7 @@ from ddtree_overlay.reports import counted
 
 if TYPE_CHECKING:
     from ddtree_overlay.crew import Crew
+    from ddtree_overlay.fleet import Outcome
     from ddtree_overlay.members import PushMember
 
 
@@ -48,7 +51,7 @@ def push_to_fleet(
     lock_wait: float,
     parallel: int,
     canary: int | None,
-    restart: bool = False,
+    restart: bool,
 ) -> int:
     """Plan on all hosts, one table, one question; stage on all, then swap all, or none."""
     from ddtree_overlay import fleet_reports, members
@@ -58,6 +61,7 @@ def push_to_fleet(
             "--canary waits until the first hosts have proven themselves, and they cannot without a restart",
             next_step="add --restart, or leave --canary out",
         )
+    _require_restart(fleet, restart=restart)
     stored, crew = bundles(app, fleet), crew_of(app, parallel)
     with connections(app, fleet) as reach:
         app.screen.note(f"{fleet.label}: planning on {counted(len(fleet.targets), 'host')}")
@@ -66,15 +70,16 @@ def push_to_fleet(
         rows = {name: fleet_reports.push_row(p.status, p.plan) for name, p in found.items()}
         plans = {name: p.plan.as_dict() for name, p in found.items()}
         current = frozenset(name for name, p in found.items() if p.is_current)
-        proposal = Proposal(app, fleet, "push", rows, errors, plans, current)
+        proposal = Proposal(app, fleet, "push", rows, errors, plans, current, restart=restart)
         proposal.show({name: fleet_reports.remarks_on(p.plan) for name, p in found.items()})
-        if (code := proposal.settled("Push to", yes=yes, dry_run=dry_run)) is not None:
+        options = f" --canary {canary}" if canary else ""
+        if (code := proposal.settled("Push to", yes=yes, dry_run=dry_run, options=options)) is not None:
             return code
         stage = secrets.token_hex(8)
         team = [
             members.PushMember(reach(t), found[t.name], stage=stage, operator=operator(), lock_wait=lock_wait)
             for t in fleet.targets
-            if t.name not in current
+            if restart or t.name not in current
         ]
         return _push_team(proposal, crew, team, canaries=canary or 0, proving=restart)
 
@@ -83,11 +88,30 @@ def _push_team(proposal: Proposal, crew: Crew, team: Sequence[PushMember], *, ca
     from ddtree_overlay.fleet import exit_code, roll_out
 
     with crew.minding_interrupts():
-        outcomes = roll_out(team, crew, canaries=canaries, proving=proving)
+        outcomes = [_without_change(o, proposal) for o in roll_out(team, crew, canaries=canaries, proving=proving)]
     stands = {o.host for o in outcomes if o.fate == "changed"}
-    deployments = {m.name: m.deployment.as_dict() for m in team if m.deployment and m.name in stands}
+    details: dict[str, dict[str, Any]] = {}
+    labels = {}
+    for member in team:
+        done = member.deployment if member.name in stands else None
+        proof = member.proof.as_dict() if member.proof else None
+        details[member.name] = {"deployment": done.as_dict() if done else None, "proof": proof}
+        labels[member.name] = f"{done.id} ({done.state})" if done else ""
     code = exit_code(outcomes, interrupted=crew.interrupted)
-    return proposal.close(outcomes, deployments, code, done="pushed to")
+    return proposal.close(outcomes, code, done="pushed to", details=details, labels=labels)
+
+
+def _without_change(outcome: Outcome, proposal: Proposal) -> Outcome:
+    """A host that had the overlay already was only asked to prove it: nothing was changed there, or put back."""
+    if outcome.host not in proposal.current or outcome.fate == "untouched":
+        return outcome
+    return replace(outcome, fate="refused" if outcome.error else "current")
+
+
+def _require_restart(fleet: Fleet, *, restart: bool) -> None:
+    """Refuse `--restart` if deploy.toml does not say of every host how, before one of them is connected to."""
+    for target in fleet.targets if restart else ():
+        require_restart(target)
 
 
 def rollback_of_fleet(
@@ -100,15 +124,11 @@ def rollback_of_fleet(
     dry_run: bool,
     lock_wait: float,
     parallel: int,
-    restart: bool = False,
+    restart: bool,
 ) -> int:
     """Plan on all hosts, one table, one question; then roll back all of them."""
     refuse_purge(to, purge=purge, restart=restart)
-    if restart:
-        raise UsageError(
-            "--restart works on one host at a time when rolling back",
-            next_step=f"{fleet.command('rollback')} without --restart, then restart and check each server",
-        )
+    _require_restart(fleet, restart=restart)
     from ddtree_overlay import fleet_reports, members
     from ddtree_overlay.fleet import exit_code, fates
 
@@ -122,7 +142,7 @@ def rollback_of_fleet(
         rows = {name: fleet_reports.rollback_row(r.status, r.plan, r.goal) for name, r in found.items()}
         plans = {name: r.plan.as_dict() for name, r in found.items()}
         current = frozenset(name for name, r in found.items() if r.is_current)
-        proposal = Proposal(app, fleet, "rollback", rows, errors, plans, current)
+        proposal = Proposal(app, fleet, "rollback", rows, errors, plans, current, restart=restart)
         proposal.show({name: fleet_reports.remarks_on(r.plan) for name, r in found.items()})
         options = (f" --to {to}" if to else "") + (" --purge" if purge else "")
         if (code := proposal.settled("Roll back", yes=yes, dry_run=dry_run, options=options)) is not None:
@@ -132,11 +152,11 @@ def rollback_of_fleet(
             results = crew.each(
                 todo,
                 lambda t, say: members.roll_back(
-                    reach(t), found[t.name], operator=operator(), lock_wait=lock_wait, say=say
+                    reach(t), found[t.name], operator=operator(), lock_wait=lock_wait, restart=restart, say=say
                 ),
             )
         outcomes = fates(todo, results)
-        return proposal.close(outcomes, {}, exit_code(outcomes, interrupted=crew.interrupted), done="rolled back")
+        return proposal.close(outcomes, exit_code(outcomes, interrupted=crew.interrupted), done="rolled back")
 
 
 def refuse_purge(to: str | None, *, purge: bool, restart: bool = False) -> None:

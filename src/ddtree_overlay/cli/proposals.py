@@ -35,6 +35,7 @@ class Proposal:
     errors: Mapping[str, OverlayError]
     plans: Mapping[str, Mapping[str, Any]]
     current: frozenset[str]
+    restart: bool = False
 
     def show(self, remarks: Mapping[str, Iterable[str]]) -> None:
         """Print the table that the question is about, and every refusal in full."""
@@ -59,24 +60,32 @@ class Proposal:
 
         if self.errors:
             refused = [Outcome(name, "refused", e) for name, e in self.errors.items()]
-            able = [name for name in self.rows if name not in self.current]
+            able = self._concerned()
             if able:
-                others = self.fleet.command_for(self.command, able) + options
+                others = self.fleet.command_for(self.command, able) + options + self._restarting(" --restart")
                 self.app.screen.note(f"without the hosts that refuse: {others}")
             untouched = [Outcome(name, "untouched") for name in self.rows if name not in self.current]
-            return self.close([*refused, *untouched], {}, exit_code(refused), dry_run=dry_run)
-        if len(self.current) == len(self.rows):
-            return self.close([], {}, 0, dry_run=dry_run)
+            return self.close([*refused, *untouched], exit_code(refused), dry_run=dry_run)
+        if not self._concerned():
+            return self.close([], 0, dry_run=dry_run)
         if dry_run:
             value = self._value([], {}, dry_run=True)
             return self.app.finish(self.command, value, [row(("Dry run: nothing was written.", "dim"))])
         return None if yes else self._declined(question, options)
 
+    def _concerned(self) -> list[str]:
+        """The hosts on which anything is going to happen: a push with a restart proves also those up to date."""
+        proves = self.restart and self.command == "push"
+        return [name for name in self.rows if proves or name not in self.current]
+
+    def _restarting(self, text: str) -> str:
+        return text if self.restart else ""
+
     def _declined(self, question: str, options: str) -> int | None:
         """Ask about the hosts that are going to be changed, by name; None when the answer is yes."""
-        names = [name for name in self.rows if name not in self.current]
-        again = f"{self.fleet.command(self.command)}{options} --yes"
-        if self.app.screen.confirm(f"{question} {listed(names, 8)}?", next_step=again):
+        again = f"{self.fleet.command(self.command)}{options}{self._restarting(' --restart')} --yes"
+        asked = f"{question} {listed(self._concerned(), 8)}{self._restarting(' and restart the servers')}?"
+        if self.app.screen.confirm(asked, next_step=again):
             return None
         self.app.screen.note("nothing was changed")
         return self.app.finish(self.command, {**self._value([], {}, dry_run=False), "declined": True}, [], code=1)
@@ -84,13 +93,14 @@ class Proposal:
     def close(
         self,
         outcomes: Sequence[Outcome],
-        deployments: Mapping[str, Mapping[str, Any]],
         code: int,
         *,
         done: str = "",
         dry_run: bool = False,
+        details: Mapping[str, Mapping[str, Any]] | None = None,
+        labels: Mapping[str, str] | None = None,
     ) -> int:
-        """Say what is true of each host now."""
+        """Say what is true of each host now; `details` go into the JSON object, `labels` into the table."""
         from ddtree_overlay import fleet_reports
         from ddtree_overlay.fleet import Outcome
 
@@ -99,10 +109,9 @@ class Proposal:
         for outcome in every:
             if outcome.error and outcome.host not in self.errors:
                 self.app.screen.complain(self._advised(outcome), about=outcome.host)
-        labels = {name: f"{d['id']} ({d['state']})" for name, d in deployments.items()}
         title = fleet_reports.closing(self.fleet.label, every, code, done)
-        lines = fleet_reports.outcome_lines(self.command, title, every, self.rows, labels)
-        value = self._value(every, deployments, dry_run=dry_run)
+        lines = fleet_reports.outcome_lines(self.command, title, every, self.rows, labels or {})
+        value = self._value(every, details or {}, dry_run=dry_run)
         return self.app.finish(self.command, value, lines, code)
 
     def _advised(self, outcome: Outcome) -> OverlayError:
@@ -118,7 +127,7 @@ class Proposal:
         return error
 
     def _value(
-        self, outcomes: Sequence[Outcome], deployments: Mapping[str, Mapping[str, Any]], *, dry_run: bool
+        self, outcomes: Sequence[Outcome], details: Mapping[str, Mapping[str, Any]], *, dry_run: bool
     ) -> dict[str, Any]:
         known = {o.host: o for o in outcomes}
         hosts = []
@@ -132,8 +141,10 @@ class Proposal:
                     "before": planned.before if planned else None,
                     "after": planned.after if planned else None,
                     "plan": self.plans.get(target.name),
-                    "deployment": deployments.get(target.name),
+                    "deployment": None,
+                    "proof": None,
                     "error": error.as_dict() if error else None,
+                    **details.get(target.name, {}),
                 }
             )
         changed = any(o.fate in {"changed", "incomplete", "unknown"} for o in outcomes)
