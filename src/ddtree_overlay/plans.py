@@ -231,6 +231,10 @@ class Status(_Data):
             "upgraded": "rollback {t} --to base && ddtree-overlay snapshot {t} && ddtree-overlay patch {t}",
             "orphaned": "rollback {t} --purge",
             "unrecorded": "rollback {t}",
+            "applied": {
+                "pending": "push {t} --restart; or, restarted by other means: ddtree-overlay confirm {t}",
+                "bad": "rollback {t} --restart",
+            }.get(self.deployment.state if self.deployment else ""),
         }.get(self.state)
         return f"ddtree-overlay {verb}".replace("{t}", self.target) if verb else ""
 

@@ -177,6 +177,8 @@ def status_lines(found: Status) -> list[Line]:
         done = found.deployment
         when = f"{moment(done.time)} by {done.operator or 'unknown'}"
         lines.append(row(f"  {done.id} ({done.state})  overlay {done.overlay_id}  {when}"))
+        if done.note and done.state != "good":
+            lines.append(row("  ", (done.note, "warn")))
     # Of an uninstalled package every file is gone, and every one has its own line otherwise.
     odd = [f for f in found.files if f.state != "ours" and found.state not in {"pristine", "orphaned"}]
     wide = max((len(f.path) for f in odd), default=0)
@@ -194,7 +196,9 @@ def history_lines(host: str, deployments: Sequence[Deployment]) -> list[Line]:
     lines = [row((host, "head"), f"  {counted(len(deployments), 'deployment')}")]
     wide = [max(len(getattr(d, name)) for d in deployments) for name in ("overlay_id", "release", "operator")]
     for done in deployments:
-        state = ("rolled back", "dim") if done.undone else (done.state, "ok" if done.state == "good" else "warn")
+        state: Part = (done.state, {"good": "ok", "bad": "bad"}.get(done.state, "warn"))
+        if done.undone and done.state != "bad":
+            state = ("rolled back", "dim")
         mark = "*" if done.current else " "
         text = (
             f"  overlay {done.overlay_id:<{wide[0]}}  sglang {done.release:<{wide[1]}}  {moment(done.time)}"

@@ -171,7 +171,7 @@ def _go_back(case: Case, record: Record, proof: Proof, output: list[str], before
         raise Refusal(
             "incomplete",
             f"{name} failed, and its files could not be put back: {e}",
-            why=_because(proof, output),
+            why="; ".join(filter(None, [f"{name}: {proof.why}", _because(proof, output)])),
             next_step="; ".join(filter(None, [step, "ddtree-overlay rollback {target} --restart"])),
         ) from e
     target = case.store.record(to) if to != BASE else None
@@ -183,14 +183,14 @@ def _go_back(case: Case, record: Record, proof: Proof, output: list[str], before
         raise Refusal(
             "rolled-back",
             f"{name} was rolled back: {proof.why}",
-            why=f"{_because(proof, output)}; {to} is back in place: {after.why}",
+            why="; ".join(filter(None, [_because(proof, output), f"{to} is back in place: {after.why}"])),
             next_step=_after_rollback(case, proof),
         )
     late = "" if before.heard.told else " (no server answered before the push either)"
     raise Refusal(
         "incomplete",
         f"{name} failed, its files were put back, but the server does not come up with {to}{late}: {after.why}",
-        why=f"{name}: {_because(proof, output)}; {to}: {_because(after, more)}",
+        why="; ".join(filter(None, [f"{name}: {proof.why}", _because(proof, output), _because(after, more)])),
         next_step=_by_hand(case, target),
     )
 
@@ -204,12 +204,11 @@ def _after_rollback(case: Case, proof: Proof) -> str:
 
 
 def _because(proof: Proof, output: list[str]) -> str:
-    parts = [proof.why]
-    if proof.waited:
-        parts.append(f"waited {proof.waited:.0f} s, answers: {', then '.join(proof.answers)}")
-    if output:
-        parts.append(f"the restart said: {' / '.join(output[-5:])}")
-    return "; ".join(parts)
+    """What is known beside `proof.why`."""
+    heard = f", which answered: {', then '.join(proof.answers[:-1])}" if len(proof.answers) > 1 else ""
+    parts = [f"after waiting {proof.waited:.0f} s for the server{heard}" if proof.waited else ""]
+    parts += [f"the restart said: {' / '.join(output[-5:])}"] if output else []
+    return "; ".join(filter(None, parts))
 
 
 def _by_hand(case: Case, record: Record | None) -> str:
@@ -263,4 +262,9 @@ def prove(args: dict[str, Any], _: bytes) -> Answer:
         before = look(case.trial)
         proof, output = case.prove(record, case.want(record), before, restart=args["restart"])
         states.end(store)
-    return {"proof": {**proof.as_dict(), "why": proof.why if proof.ok else _because(proof, output)}}, b""
+    return {
+        "proof": {
+            **proof.as_dict(),
+            "why": "; ".join(filter(None, [proof.why, "" if proof.ok else _because(proof, output)])),
+        }
+    }, b""
