@@ -119,6 +119,13 @@ class Deploy:
         """
         if name in self.hosts:
             return self.hosts[name]
+        if name in self.groups:
+            raise ConfigError(f"{name!r} is a group, not a host", next_step=f"use --group {name}")
+        if not _NAME.match(name):
+            raise ConfigError(
+                f"unknown host {name!r}: a host is named by its table in {CONFIG_NAME}, not by user or address",
+                next_step="write a [hosts.NAME] table with `address`, and `user` or `port` if needed",
+            )
         if self.path is None:
             raise ConfigError(
                 f"unknown host {name!r}: no {CONFIG_NAME} was found",
@@ -141,10 +148,12 @@ class Deploy:
             return self.groups[name]
         if name in self.groups:
             raise ConfigError(f"group {name!r} has no hosts", next_step=f"name some in [groups] of {self.path}")
-        where = str(self.path) if self.path else f"no {CONFIG_NAME} was found, and it"
+        if name in self.hosts:
+            raise ConfigError(f"{name!r} is a host, not a group", next_step=f"use --host {name}")
+        known = f"{self.path} knows these groups: {', '.join(self.groups) or 'none'}"
         raise ConfigError(
             f"unknown group {name!r}{_suggestion(name, self.groups)}",
-            why=f"{where} knows these groups: {', '.join(self.groups) or 'none'}",
+            why=known if self.path else f"no {CONFIG_NAME} was found",
             next_step=f'write {name} = ["HOST", "HOST"] below [groups] in {self.path or CONFIG_NAME}',
         )
 

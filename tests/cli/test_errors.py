@@ -71,6 +71,8 @@ def test_missing_config_file_is_refused(run, tmp_path):
         (("status", "--host", "ct200", "--timeout", "0"), "--timeout"),
         (("status", "--host", "ct200", "--workdir", "/nonexistent"), "no such folder"),
         (("stauts",), "stauts"),
+        (("--host", "ct200", "status"), "--host stands before the verb"),
+        (("status", "--host", "root@ct200"), "a host is named by its table in deploy.toml"),
     ],
 )
 def test_bad_arguments_are_refused(run, words, text):

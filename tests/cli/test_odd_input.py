@@ -62,6 +62,15 @@ def test_a_warning_names_its_host_once(run, workspace):
     assert "warning: ct200: a start-up file of the login shell prints 'welcome'" in done.err
 
 
+def test_doctor_examines_a_host_whatever_is_damaged_here(run, patched_root, workspace):
+    """A bundle or a manifest that cannot be read is a warning: the host can be looked at without it."""
+    for name in ("build/*/bundle.json", "snapshots/*/manifest.json"):
+        next(workspace.glob(name)).write_text("{")
+    done = run("doctor", "--root", str(patched_root), "--json")
+    assert done.json["command"] == "doctor", done.err
+    assert done.err.count("is damaged; its files are left out") == 2
+
+
 def test_json_goes_through_a_stream_that_only_takes_ascii(run, workspace):
     """A name with an umlaut in an error is escaped, not a UnicodeEncodeError."""
     (workspace / "deploy.toml").write_text('[hosts.ct200]\n"prüf" = "ü"\n', encoding="utf-8")

@@ -47,6 +47,15 @@ def test_unknown_host_suggests_close_names():
     assert "ct200" in caught.value.why
 
 
+def test_host_and_group_are_told_apart():
+    """Who mixes the two up is told which option takes the name."""
+    deploy = parse_config('[hosts.ct200]\n[groups]\ngpu = ["ct200"]\n', FILE)
+    for ask, name, step in ((deploy.host, "gpu", "use --group gpu"), (deploy.group, "ct200", "use --host ct200")):
+        with pytest.raises(ConfigError, match=", not a ") as caught:
+            ask(name)
+        assert caught.value.next_step == step
+
+
 def test_unknown_host_without_any_configuration_says_so():
     """With no deploy.toml the way out is to write one."""
     with pytest.raises(ConfigError, match=r"no deploy\.toml was found") as caught:

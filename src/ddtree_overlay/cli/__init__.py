@@ -63,8 +63,7 @@ class Cli(click.Group):
             click.echo(e.format_message())
             return UsageError.exit_code
         except click.ClickException as e:
-            command = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else PROGRAM
-            screen.fail(UsageError(e.format_message().rstrip("."), next_step=f"see {command} --help"))
+            screen.fail(_refused(e, words))
             return UsageError.exit_code
         except (click.Abort, KeyboardInterrupt):
             screen.fail(CancelledError("interrupted"))
@@ -73,6 +72,17 @@ class Cli(click.Group):
             # click leaves this way when the reader of a help text or a version has gone; nothing failed.
             silence(sys.stdout)
             return 0
+
+
+def _refused(e: click.ClickException, words: list[str]) -> UsageError:
+    """What click refuses, in our words; an option of the verbs that stands before the verb is told where it belongs."""
+    command = e.ctx.command_path if isinstance(e, click.UsageError) and e.ctx else PROGRAM
+    if isinstance(e, click.NoSuchOption) and command == PROGRAM:
+        option = e.option_name
+        verb = next((word for word in words if word in cli.commands), "VERB")
+        if any(option in p.opts for known in cli.commands.values() for p in known.params):
+            return UsageError(f"{option} stands before the verb", next_step=f"{PROGRAM} {verb} {option} …")
+    return UsageError(e.format_message().rstrip("."), next_step=f"see {command} --help")
 
 
 def _open_missing_streams() -> None:

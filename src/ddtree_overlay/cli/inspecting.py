@@ -11,6 +11,7 @@ from ddtree_overlay.cli.fleets import PARALLEL, status_of_fleet
 from ddtree_overlay.cli.options import INSTALLED, App, verb
 from ddtree_overlay.cli.selecting import Target, find_target
 from ddtree_overlay.cli.targets import opened
+from ddtree_overlay.errors import ConflictError
 from ddtree_overlay.fleet_reports import is_settled
 from ddtree_overlay.reports import comparison_lines, doctor_lines, history_lines, status_lines, unusable_lines
 
@@ -80,9 +81,20 @@ def doctor(app: App, target: Target, *, against: str | None) -> int:
 
 
 def _known_paths(app: App, *targets: Target) -> Collection[str]:
-    """The modules whose digests are worth comparing: those of the snapshots of both hosts and of every bundle."""
-    paths = {change.path for stored in app.workspace.load_bundles() for change in stored.bundle.changes}
+    """The modules whose digests are worth comparing: those of the snapshots of both hosts and of every bundle.
+
+    What is damaged here is said, and keeps nobody from examining a host.
+    """
+    paths: set[str] = set()
+    try:
+        paths |= {change.path for stored in app.workspace.load_bundles() for change in stored.bundle.changes}
+    except ConflictError as e:
+        app.screen.warn(f"{e.what}; its files are left out")
     for target in targets:
-        manifest = app.workspace.load_manifest(target.name)
+        try:
+            manifest = app.workspace.load_manifest(target.name)
+        except ConflictError as e:
+            app.screen.warn(f"{e.what}; its files are left out")
+            continue
         paths |= {entry.path for entry in manifest.files} if manifest else set()
     return sorted(paths)

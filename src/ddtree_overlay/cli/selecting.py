@@ -111,10 +111,10 @@ def find_target(
     """
     given = [name for name, value in (("--host", host), ("--release", release), ("--root", root)) if value is not None]
     if len(given) != 1:
-        known = "--host NAME, --release VERSION or --root PATH" if release_allowed else "--host NAME or --root PATH"
+        known = ", ".join(["--host NAME", "--group NAME", *(["--release VERSION"] if release_allowed else [])])
         raise UsageError(
             f"{' and '.join(given)} exclude each other" if given else "no target was named",
-            next_step=f"name exactly one of {known}",
+            next_step=f"name exactly one of {known} or --root PATH",
         )
     if host is not None:
         found = app.deploy().host(host)
