@@ -110,10 +110,10 @@ def test_the_script_is_python_3_9_and_standard_library_only():
 
 
 def test_what_only_an_export_needs_is_not_sent_over_ssh():
-    """Every call carries the agent's modules; these two are not among them, but they are in an export."""
+    """Every call carries the agent's modules; these are not among them, but they are in an export."""
     _, modules = protocol._agent_source()
     assert {"agent", "pushing"} <= json.loads(modules).keys()
-    assert not {"standalone", "remarks", "loader"} & json.loads(modules).keys()
+    assert not {"standalone", "remarks", "options", "loader"} & json.loads(modules).keys()
 
 
 @pytest.mark.parametrize("ephemeral", [True, False])

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Puts the overlay that lies beside this file into the SGLang that this interpreter imports, and takes it away again.
 
-    PYTHON apply.py push | rollback | status | history [--help]
+    PYTHON apply.py push | rollback | confirm | status | history [--help]
 
 Run it with the interpreter that starts the server. It does what `ddtree-overlay` does over SSH, with the same agent:
 the same plan, lock, backups, journal and history.

@@ -30,7 +30,7 @@ BOOTSTRAP = (
 MUTATING = frozenset({"push", "rollback", "prove", "settle", "confirm"})
 
 #: Modules that only run on this side, or in an export.
-_NOT_SENT = ("remarks", "standalone")
+_NOT_SENT = ("options", "remarks", "standalone")
 
 _SET_PYTHON = "set `python` in deploy.toml to the interpreter that starts the server (and `exec_prefix`, if you use it)"
 #: sudo's words for "I would have to ask": with -n, without a terminal, and with `requiretty`.

@@ -33,6 +33,7 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     rolling       rollback
     reporting     status, history
     remarks       what whoever pushes should hear; not sent to a host
+    options       the command line of apply.py; not sent either
     standalone    the agent without SSH: what apply.py of an export runs; not sent either
     probe         compile and import under the host's Python
 """

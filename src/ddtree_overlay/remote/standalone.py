@@ -7,7 +7,7 @@ JSON object on stdout, a sentence on stderr, and the exit code that the command 
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import getpass
 import json
 import os
@@ -15,12 +15,15 @@ import platform
 import re
 import shlex
 import sys
+from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable
 
 from . import agent, planning, remarks
 from .common import Refusal, inside
+from .options import read_options, trial_of
+from .telling import open_line
 
 
 #: Exit code of each kind of refusal: those of the command line.
@@ -29,16 +32,22 @@ FAILED = 1
 SCHEMA = 1
 #: What this script can be asked for; next steps that name another verb are for the command line.
 _FATE = "the overlay stays only if that layer becomes an image"
-_OURS = re.compile(r"ddtree-overlay (push|rollback|status|history) \{target\}")
+_OURS = re.compile(r"ddtree-overlay (push|rollback|confirm|status|history) \{target\}")
 #: Advice for who came over SSH, and the same for who is here.
 _HERE = (
     ("set `python` in deploy.toml to the interpreter", "run apply.py with the interpreter"),
     ("set `user` in deploy.toml to the owner", "run apply.py as the owner"),
+    ("`restart` in deploy.toml", "--command"),
+    ("set api_key_file in [hosts.NAME.health] in deploy.toml", "give --api-key-file"),
+    ("api_key_file in deploy.toml", "--api-key-file"),
+    ("the url of `health` in deploy.toml", "--url"),
 )
 _OTHER_BASE = "ddtree-overlay snapshot {target} && ddtree-overlay patch {target}, then export it for the SGLang here"
 _EDITED = "ddtree-overlay diff {target}, which shows the change and how to take it back"
 
 Value = dict[str, Any]
+#: What a verb found or did, and the same in a sentence.
+Answer = tuple[Value, str]
 
 
 @dataclass(frozen=True)
@@ -85,13 +94,13 @@ class Export:
 
 def main(words: list[str], folder: str, manifest: Value) -> int:
     """Run one command line of `apply.py`; gives its exit code."""
-    options = _parser().parse_args(words)
+    options = read_options(words)
     root = os.path.abspath(options.root) if options.root else None
     export = Export(Path(folder), manifest, root)
     out = agent.shield(changes=options.verb in agent.MUTATING and not options.dry_run)
+    open_line(2, "  ")
     try:
-        verb: Callable[[argparse.Namespace, Export], tuple[Value, str]] = _VERBS[options.verb]
-        value, said = verb(options, export)
+        value, said = _VERBS[options.verb](options, export)
         code = 0
     except Refusal as refusal:
         code = EXIT_CODES.get(refusal.kind, FAILED)
@@ -99,11 +108,12 @@ def main(words: list[str], folder: str, manifest: Value) -> int:
         value = {"changed": refusal.kind == "incomplete", "error": told.pop("kind"), **told}
         said = f"error: {told['what']}\n  why:  {told['why']}\n  next: {told['next']}"
     whole = {"schema": SCHEMA, "command": options.verb, "ok": code == 0, "exit_code": code, **value}
-    with os.fdopen(out, "w", encoding="ascii") as stream:
-        json.dump(whole, stream, indent=2)
-        stream.write("\n")
-    for text in [said, *(f"warning: {w}" for w in whole.get("warnings", []))]:
-        print(text, file=sys.stderr)  # noqa: T201
+    # Nobody may be there any more to read it; what was done is done, and the code speaks of that.
+    with contextlib.suppress(OSError):
+        with os.fdopen(out, "w", encoding="ascii") as stream:
+            stream.write(json.dumps(whole, indent=2) + "\n")
+        for text in [said, *(f"warning: {w}" for w in whole.get("warnings", []))]:
+            print(text, file=sys.stderr)  # noqa: T201
     return code
 
 
@@ -111,29 +121,32 @@ def _refusal(error: dict[str, str]) -> Refusal:
     return Refusal(error["kind"], error["what"], error["why"], error["next"])
 
 
-def push(options: argparse.Namespace, export: Export) -> tuple[Value, str]:
-    """Plan and push the overlay of the export."""
+def push(options: Namespace, export: Export) -> Answer:
+    """Put the overlay in place."""
     ids = {k: export.manifest[k] for k in ("overlay_id", "base_id", "release")}
     changes = export.changes()
     plan = export.call("plan_push", {"candidates": [changes]})
     warnings = remarks.on_push(plan, ids["release"], _FATE)
     value = {**ids, **_about(plan), "warnings": warnings, "deployment": None, "previous": plan["deployment"]}
     _check(plan, _EDITED if plan["deployment"] else _OTHER_BASE)
-    if all(a["action"] == "same" for a in plan["actions"]) and not plan["unfinished"]:
-        return value, f"up to date, overlay {ids['overlay_id']} is already there; nothing was written"
+    trial = trial_of(options)
+    there = f"overlay {ids['overlay_id']} is already there"
+    if not _todo(plan) and not plan["unfinished"] and not trial:
+        return value, f"up to date, {there}; nothing was written"
     if options.dry_run:
-        return {**value, "would_change": True}, _dry(value)
-    args = {**ids, "changes": changes, "expect": _expected(plan), **_asked(options)}
-    done = export.call("push", args, export.payload())["deployment"]
-    if done is None:
-        # An interrupted run was put back, and the overlay was there before it, as nobody's deployment.
-        return {**value, "changed": True}, f"overlay {ids['overlay_id']} is there; an interrupted run was put back"
-    text = f"pushed as {done['id']} ({done['state']}), overlay {done['overlay_id']}, {done['files']} files verified"
-    return {**value, "changed": done["id"] != plan["deployment"], "deployment": done}, text
+        return {**value, "would_change": bool(_todo(plan))}, _dry(value)
+    args = {**ids, "changes": changes, "expect": _expected(plan), "trial": trial, **_asked(options)}
+    done = export.call("push", args, export.payload())
+    live, proof = done["deployment"], done.get("proof")
+    new = live is not None and live["id"] != plan["deployment"]
+    changed = new or bool(done["recovered"]) or bool(proof and proof["restarted"])
+    text = f"pushed as {live['id']} ({live['state']}), {live['files']} files verified" if new else there
+    value.update(changed=changed, deployment=live, recovered=done["recovered"], proof=proof)
+    return value, "; ".join(filter(None, [done["recovered"], text, proof and proof["why"]]))
 
 
-def rollback(options: argparse.Namespace, export: Export) -> tuple[Value, str]:
-    """Plan and carry out a rollback."""
+def rollback(options: Namespace, export: Export) -> Answer:
+    """Take the overlay off again, or go back to an earlier one."""
     plan = export.call("plan_rollback", {"to": options.to, "purge": options.purge})
     if options.undo and plan["current"] != options.undo:
         raise Refusal(
@@ -150,28 +163,40 @@ def rollback(options: argparse.Namespace, export: Export) -> tuple[Value, str]:
         return value, "nothing to roll back"
     if options.dry_run:
         return {**value, "would_change": True}, _dry(value)
-    done = export.call("rollback", {"to": plan["to"], "purge": purge, "expect": _expected(plan), **_asked(options)})
-    live = export.call("status", {})["deployment"]
+    args = {"to": plan["to"], "purge": purge, "expect": _expected(plan), "trial": trial_of(options), **_asked(options)}
+    done = export.call("rollback", args)
+    live, proof = export.call("status", {})["deployment"], done.get("proof")
     place = "the base" if done["to"] == "base" else done["to"]
     text = f"back to {place}: {done['restored']} restored, {done['removed']} removed, {done['verified']} verified"
-    return {**value, "changed": True, "result": done, "overlay_id": live["overlay_id"] if live else None}, text
+    value.update(changed=True, result=done, overlay_id=live["overlay_id"] if live else None, proof=proof)
+    return value, "; ".join(filter(None, [done["recovered"], text, proof and proof["why"]]))
 
 
-def status(_: argparse.Namespace, export: Export) -> tuple[Value, str]:
-    """What is deployed here."""
+def confirm(options: Namespace, export: Export) -> Answer:
+    """Say that the live deployment serves well: it is good from now on."""
+    args = {"trial": trial_of(options), "note": options.note or "confirmed by hand", **_asked(options)}
+    done = export.call("confirm", args)
+    changed = done["before"] != "good"
+    text = f"{done['id']} is good" if changed else f"{done['id']} was good already"
+    return {**done, "changed": changed}, "; ".join(filter(None, [text, done["said"]]))
+
+
+def status(_: Namespace, export: Export) -> Answer:
+    """Say what is deployed here."""
     found = export.call("status", {})
     return {**found, "warnings": remarks.on_host(found, _FATE)}, f"{found['state']}: {found['reason']}"
 
 
-def history(_: argparse.Namespace, export: Export) -> tuple[Value, str]:
-    """Every deployment here."""
+def history(_: Namespace, export: Export) -> Answer:
+    """List every deployment here."""
     found = export.call("history", {})
     return found, f"{len(found['deployments'])} deployment(s)"
 
 
-_VERBS: dict[str, Callable[[argparse.Namespace, Export], tuple[Value, str]]] = {
+_VERBS: dict[str, Callable[[Namespace, Export], Answer]] = {
     "push": push,
     "rollback": rollback,
+    "confirm": confirm,
     "status": status,
     "history": history,
 }
@@ -194,11 +219,15 @@ def _check(plan: Value, step: str) -> None:
         raise _refusal(plan["blockers"][0])
 
 
+def _todo(plan: Value) -> list[Value]:
+    return [a for a in plan["actions"] if a["action"] != "same"]
+
+
 def _expected(plan: Value) -> list[list[Any]]:
     return [[a["path"], a["from"], a["to"]] for a in plan["actions"]]
 
 
-def _asked(options: argparse.Namespace) -> Value:
+def _asked(options: Namespace) -> Value:
     return {"operator": options.operator or _operator(), "lock_wait": options.lock_wait}
 
 
@@ -213,22 +242,3 @@ def _operator() -> str:
     except (KeyError, OSError):  # no passwd entry, as in many containers
         user = "unknown"
     return f"{user}@{platform.node()}"
-
-
-def _parser() -> argparse.ArgumentParser:
-    about = "Put the overlay of this folder into the SGLang that this interpreter imports, or take it away again."
-    parser = argparse.ArgumentParser(prog="apply.py", description=about)
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="push|rollback|status|history")
-    for name, function in _VERBS.items():
-        verb = verbs.add_parser(name, help=function.__doc__, description=function.__doc__)
-        verb.add_argument("--root", metavar="PATH", help="work on this package folder, whatever Python imports")
-        if name in agent.MUTATING:
-            verb.add_argument("--dry-run", action="store_true", help="plan only")
-            verb.add_argument("--operator", metavar="NAME", default="", help="who does this, for the history")
-            verb.add_argument("--lock-wait", type=float, default=0.0, metavar="SECONDS", help="wait for another run")
-        if name == "rollback":
-            where = verb.add_mutually_exclusive_group()
-            where.add_argument("--to", metavar="ID", help="go back to this deployment, or to `base`; default: one back")
-            where.add_argument("--purge", action="store_true", help="go back to the base; remove backups and history")
-            verb.add_argument("--undo", metavar="ID", help="refuse if another deployment is live by now")
-    return parser

@@ -9,15 +9,15 @@ import time
 
 
 class _Line:
-    """Where the lines go: a descriptor and the sentinel of the call, once `agent` has opened it."""
+    """Where the lines go: a descriptor and what each starts with, once `agent` or `standalone` has opened it."""
 
     fd = -1
-    sentinel = ""
+    start = ""
 
 
-def open_line(fd: int, sentinel: str) -> None:
-    """Send what is told from now on to `fd`, each on a line of its own that starts with `sentinel` and a tilde."""
-    _Line.fd, _Line.sentinel = fd, sentinel
+def open_line(fd: int, start: str) -> None:
+    """Send what is told from now on to `fd`, each on a line of its own after `start`."""
+    _Line.fd, _Line.start = fd, start
 
 
 def tell(text: str) -> None:
@@ -25,7 +25,7 @@ def tell(text: str) -> None:
     if _Line.fd >= 0:
         with contextlib.suppress(OSError):
             line = " ".join(text.split())
-            os.write(_Line.fd, f"\n{_Line.sentinel}~{line[:500]}\n".encode())
+            os.write(_Line.fd, f"{_Line.start}{line[:500]}\n".encode())
 
 
 class Waiting:

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""apply.py of an export, with a real server that it restarts and waits for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from tests.support.commands import Ran
+from tests.support.servers import Server
+from tests.support.trees import differences, listing
+
+from ddtree_overlay import export
+
+
+@pytest.fixture
+def server(tiny, tmp_path):
+    """A server of `tiny`, running without an overlay."""
+    server = Server.create(tiny, tmp_path / "server")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def exported(server, tmp_path):
+    """Write an export of an overlay that makes the server behave as `mode`; gives its apply.py."""
+
+    def make(mode):
+        for path, data in export.export_files(*server.overlay(mode)).items():
+            target = tmp_path / f"export-{mode}" / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(data)
+        return tmp_path / f"export-{mode}" / "apply.py"
+
+    return make
+
+
+def command(server, script, *words):
+    return [server.install.python, script, *words]
+
+
+def restart(server, seconds=4):
+    url = f"http://127.0.0.1:{server.port}"
+    return ("--restart", "--command", server.restart[0], "--url", url, "--timeout", str(seconds))
+
+
+def run(*words):
+    done = subprocess.run(command(*words), cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def code_of(tree):
+    """A listing without what the server itself compiles and without the state folder."""
+    return {p: what for p, what in tree.items() if "__pycache__" not in p and ".ddtree-overlay" not in p}
+
+
+def test_push_restarts_and_proves(server, exported):
+    """The server reports the overlay afterwards, the deployment is good, and a second run restarts nothing."""
+    script = exported("well")
+    done = run(server, script, "push", *restart(server))
+    assert (done.code, done.json["changed"], done.json["proof"]["verdict"]) == (0, True, "live"), done.err
+    assert done.json["deployment"]["state"] == "good"
+    assert server.info()["speculative_ddtree_overlay_id"] == done.json["overlay_id"]
+    assert "  restarting the server for d-0001" in done.err
+    again = run(server, script, "push", *restart(server))
+    assert (again.code, again.json["changed"], len(server.restarts())) == (0, False, 2), again.err
+    back = run(server, script, "rollback", *restart(server))
+    assert (back.code, back.json["proof"]["ok"]) == (0, True), back.err
+    assert "speculative_ddtree_overlay_id" not in server.info()
+
+
+def test_a_server_that_does_not_come_up_is_put_back(server, exported):
+    """Exit 6, every byte as before, and the old state serves; the advice is for this machine."""
+    before = listing(server.install.site)
+    done = run(server, exported("crash"), "push", *restart(server, seconds=2))
+    assert (done.code, done.json["error"], done.json["changed"]) == (6, "rolled-back", False), done.err
+    assert differences(code_of(before), code_of(listing(server.install.site))) == []
+    assert "speculative_ddtree_overlay_id" not in server.info()
+    assert "deploy.toml" not in done.err
+    assert "hush-hush" not in done.out + done.err
+
+
+def test_nobody_has_to_wait_for_it(server, exported):
+    """With its streams closed and a hangup and an interrupt sent, as when an SSH connection is lost, it goes on."""
+    script = exported("well")
+    words = command(server, script, "push", *restart(server))
+    child = subprocess.Popen(words, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout
+    assert child.stderr
+    first = child.stderr.readline()
+    assert first.startswith(b"  "), first
+    child.stdout.close()
+    child.stderr.close()
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        os.kill(child.pid, number)
+    assert child.wait(timeout=30) == 0
+    assert run(server, script, "status").json["deployment"]["state"] == "good"
+
+
+def test_confirm_takes_the_operators_word(server, exported):
+    """For a server that is restarted by other means; one that says something else is not confirmed."""
+    script, url = exported("well"), f"http://127.0.0.1:{server.port}"
+    assert run(server, script, "push").json["deployment"]["state"] == "pending"
+    done = run(server, script, "confirm", "--url", url)
+    assert (done.code, done.json["changed"]) == (1, False)
+    assert "the live server runs no overlay" in done.err
+    server.start()
+    end = time.monotonic() + 10
+    while "speculative_ddtree_overlay_id" not in server.info():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    done = run(server, script, "confirm", "--url", url, "--note", "seen by ann")
+    assert (done.code, done.json["changed"]) == (0, True), done.err
+    assert run(server, script, "history").json["deployments"][0]["state"] == "good"
+    assert run(server, script, "confirm").json["changed"] is False
+
+
+@pytest.mark.parametrize("words", [("push", "--restart"), ("push", "--restart", "--url", "http://x"), ("pusj",), ()])
+def test_bad_arguments_end_with_2(server, exported, words):
+    """And with what to look at."""
+    done = run(server, exported("well"), *words)
+    assert (done.code, done.out) == (2, "")
+    assert "next: see apply.py" in done.err
