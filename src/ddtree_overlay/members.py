@@ -45,7 +45,7 @@ class Prospect:
         return self.plan.is_noop and not self.plan.unfinished
 
 
-def look_ahead(transport: AgentTransport, stored: Sequence[StoredBundle]) -> Prospect:
+def look_ahead(transport: AgentTransport, stored: Sequence[StoredBundle], say: Say) -> Prospect:
     """See what is on a host and plan a push of the bundle that fits; nothing is written.
 
     Raises:
@@ -57,6 +57,7 @@ def look_ahead(transport: AgentTransport, stored: Sequence[StoredBundle]) -> Pro
     plan, chosen = deploy.plan_push_of(transport, stored)
     plan.check()
     found = Prospect(status, tuple(seen["place"]), plan, chosen.files())
+    say("planned")
     # After an interrupted run the host says so itself, once it has put things back.
     if not found.is_current and not status.unfinished and status.state not in {"pristine", "applied"}:
         raise ConflictError(
@@ -82,7 +83,7 @@ class Retrospect:
         return self.plan.is_noop and not self.plan.unfinished
 
 
-def look_back(transport: AgentTransport, *, to: str | None, purge: bool) -> Retrospect:
+def look_back(transport: AgentTransport, *, to: str | None, purge: bool, say: Say) -> Retrospect:
     """See what is on a host and plan a rollback; nothing is written.
 
     Raises:
@@ -94,6 +95,7 @@ def look_back(transport: AgentTransport, *, to: str | None, purge: bool) -> Retr
     goal = None
     if plan.to != "base":
         goal = next((d.overlay_id for d in deploy.history(transport) if d.id == plan.to), None)
+    say("planned")
     return Retrospect(deploy.status_of(transport, seen), tuple(seen["place"]), plan, goal)
 
 

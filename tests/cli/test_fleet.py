@@ -76,7 +76,7 @@ def test_all_hosts_of_a_group_are_pushed_to_and_rolled_back(run, tmp_path, serve
         assert {p: (machine.install.root / p).read_bytes() for p in RESULTS} == RESULTS
         assert machine.left() == []
     said = [line for line in done.err.splitlines() if line.startswith("b: ")]
-    assert said == ["b: staged and checked", "b: swapped, d-0001 with 3 files verified"]
+    assert said == ["b: planned", "b: staged and checked", "b: swapped, d-0001 with 3 files verified"]
 
     done = run("status", "--group", "gpu", "--exit-code")
     assert (done.code, done.out.splitlines()[0]) == (0, f"gpu: overlay {overlay} (sglang 0.5.11) on 4 hosts")
@@ -109,7 +109,11 @@ def test_a_host_that_fails_at_its_swap_takes_the_others_back(run, three):
     assert (done.code, done.out.splitlines()[0]) == (0, "gpu: no overlay (sglang 0.5.11) on 3 hosts")
 
     armed.unlink()
-    assert run("push", "--group", "gpu", "--yes").code == 0
+    assert run("push", "--host", "c", "--yes").code == 0
+    armed.touch()
+    done = run("push", "--group", "gpu", "--yes", "--json")
+    assert (done.code, [h["fate"] for h in done.json["hosts"]]) == (6, ["undone", "undone", "current"])
+    assert (three["a"].changed(), bool(three["c"].changed())) == ([], True), "a host that was up to date was put back"
 
 
 def test_hosts_go_back_to_the_deployment_that_they_had(run, three, workspace):

@@ -141,6 +141,8 @@ def test_a_fleet_is_never_left_mixed_without_saying_so(scripts, parallel, canari
             assert not host.staged or fates[host.name] in {"incomplete", "unknown"}
     assert (code == 7) == bool({"incomplete", "unknown"} & set(fates.values()))
     assert code != 6 or "undone" in fates.values()
+    if any(STAGE[a] for a, _, _, _ in scripts):
+        assert world.first("swap") == len(world.log), "a host was swapped although another refused"
     if code in {1, 4, 5, 8}:
         assert set(fates.values()) <= {"refused", "untouched"}
     if proving and canaries:
@@ -160,6 +162,32 @@ def test_the_same_failures_give_the_same_answer_one_at_a_time(scripts, parallel)
         return exit_code(roll_out(hosts, Crew(at_once, lambda *_: None))) == 0
 
     assert changed(parallel) == changed(1)
+
+
+def test_one_host_that_refuses_keeps_every_other_from_being_swapped():
+    """Staged are all, swapped is none, and no stage is left (two-phase: gpustack#2691)."""
+    world = World()
+    hosts = [Simulated("a", world), Simulated("b", world, stage=ConflictError), Simulated("c", world)]
+    outcomes = roll_out(hosts, Crew(2, lambda *_: None))
+    assert [o.fate for o in outcomes] == ["untouched", "refused", "untouched"]
+    assert exit_code(outcomes) == 4
+    assert {kind for kind, _ in world.log} == {"stage", "stage done", "unstage", "unstage done"}
+    assert not any(h.staged for h in hosts)
+
+
+@pytest.mark.parametrize("trouble", [None, OverlayError])
+def test_the_others_wait_for_the_canary(trouble):
+    """Only a canary that has proven itself lets the others begin; one that has not is put back alone."""
+    world = World()
+    hosts = [Simulated("a", world, prove=trouble), Simulated("b", world), Simulated("c", world)]
+    outcomes = roll_out(hosts, Crew(3, lambda *_: None), canaries=1, proving=True)
+    swapped = [i for i, step in enumerate(world.log) if step in {("swap", "b"), ("swap", "c")}]
+    if trouble:
+        assert [o.fate for o in outcomes] == ["undone", "untouched", "untouched"]
+        assert (exit_code(outcomes), swapped) == (6, [])
+    else:
+        assert [o.fate for o in outcomes] == ["changed"] * 3
+        assert world.log.index(("prove done", "a")) < min(swapped)
 
 
 def test_a_failed_swap_stops_those_that_were_not_begun_with():

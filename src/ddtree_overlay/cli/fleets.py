@@ -65,7 +65,9 @@ def push_to_fleet(
     stored, crew = bundles(app, fleet), crew_of(app, parallel)
     with connections(app, fleet) as reach:
         app.screen.note(f"{fleet.label}: planning on {counted(len(fleet.targets), 'host')}")
-        found, errors = divided(fleet, crew.each(fleet.targets, lambda t, _: members.look_ahead(reach(t), stored)))
+        found, errors = divided(
+            fleet, crew.each(fleet.targets, lambda t, say: members.look_ahead(reach(t), stored, say))
+        )
         members.refuse_twins((name, p.place) for name, p in found.items())
         rows = {name: fleet_reports.push_row(p.status, p.plan) for name, p in found.items()}
         plans = {name: p.plan.as_dict() for name, p in found.items()}
@@ -136,7 +138,7 @@ def rollback_of_fleet(
     with connections(app, fleet) as reach:
         app.screen.note(f"{fleet.label}: planning on {counted(len(fleet.targets), 'host')}")
         found, errors = divided(
-            fleet, crew.each(fleet.targets, lambda t, _: members.look_back(reach(t), to=to, purge=purge))
+            fleet, crew.each(fleet.targets, lambda t, say: members.look_back(reach(t), to=to, purge=purge, say=say))
         )
         members.refuse_twins((name, r.place) for name, r in found.items())
         rows = {name: fleet_reports.rollback_row(r.status, r.plan, r.goal) for name, r in found.items()}

@@ -112,7 +112,8 @@ class Proposal:
         title = fleet_reports.closing(self.fleet.label, every, code, done)
         lines = fleet_reports.outcome_lines(self.command, title, every, self.rows, labels or {})
         value = self._value(every, details or {}, dry_run=dry_run)
-        return self.app.finish(self.command, value, lines, code)
+        wrote = any(o.fate not in {"untouched", "refused", "current"} for o in every)
+        return self.app.finish(self.command, value, lines, code, wrote=wrote)
 
     def _advised(self, outcome: Outcome) -> OverlayError:
         """The error, with the commands that get a host further that is not as it was."""
