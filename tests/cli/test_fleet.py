@@ -16,10 +16,12 @@ import pytest
 from tests.support.commands import clean_environ
 from tests.support.fleets import FULL, KILLED, RESULTS, SLOW, machines, save_bundle, write_workspace
 from tests.support.installs import bundle_for
+from tests.support.relay import Relay
 from tests.support.servers import Server
-from tests.support.sshd import SshdUnavailable, SshServer, sessions_of
+from tests.support.sshd import SshdUnavailable, SshServer
 from tests.support.trees import differences, listing
 
+from ddtree_overlay.hosts import hostkeys
 from ddtree_overlay.workspace import Workspace
 
 
@@ -144,14 +146,22 @@ def test_an_agent_that_is_killed_is_put_back_by_the_same_command(run, three):
 
 
 def test_a_connection_that_is_lost_leaves_no_host_behind(three, workspace, tmp_path):
-    """b's session dies while its agent goes on and commits: it is reached again, found out about and rolled back."""
+    """b is cut off for a second while its agent goes on and commits: it is reached again and rolled back.
+
+    Nobody can know from here what became of a swap whose answer was lost (borgstore#189).
+    """
     three["b"].sabotage(SLOW)
-    child = start(workspace, tmp_path, "push", "--group", "gpu", "--yes", "--json")
-    wait_for(three["b"].busy)
-    for pid in sessions_of(three["b"].server):
-        if b"sshd" in Path(f"/proc/{pid}/cmdline").read_bytes():
-            os.kill(pid, signal.SIGKILL)
-    out, err = child.communicate(timeout=60)
+    sshd = three["b"].server
+    pin = hostkeys.fingerprint(hostkeys.parse(sshd.known_hosts.read_text(), "x")[0][0].blob)
+    with Relay(sshd.port) as relay:
+        text = (workspace / "deploy.toml").read_text()
+        through = f'port = {relay.port}\nhost_key_fingerprint = "{pin}"\n'
+        (workspace / "deploy.toml").write_text(text.replace(f"port = {sshd.port}\n", through))
+        child = start(workspace, tmp_path, "push", "--group", "gpu", "--yes", "--json")
+        wait_for(three["b"].busy)
+    time.sleep(1)
+    with Relay(sshd.port, listen=relay.port):
+        out, err = child.communicate(timeout=60)
     assert child.returncode == 6, err
     assert {h["host"]: h["fate"] for h in json.loads(out)["hosts"]} == dict.fromkeys("abc", "undone")
     assert "b: rolled back to base, every file verified" in err

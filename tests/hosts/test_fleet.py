@@ -109,6 +109,20 @@ def test_what_would_stop_a_push_stops_its_stage(tiny, near):
     later()
 
 
+def test_a_host_without_an_exact_way_back_refuses_its_stage(tiny, near):
+    """Reinstalled under d-0001: going back to d-0001 would not be what is there now, so nothing is begun."""
+    bundle, files = bundle_for(tiny.root, RESULTS)
+    second = bundle_for(tiny.root, {"srt/a.py": b"VALUE = 7\n"})
+    deploy.push(near, deploy.plan_push(near, bundle, files), files, operator="x")
+    (tiny.root / "srt/b.py").write_bytes(b"VALUE = 2\n")
+    before = listing(tiny.root)
+    args, payload = deploy.push_request(deploy.plan_push(near, *second), second[1], operator="x", lock_wait=0)
+    with pytest.raises(ConflictError, match=r"not as d-0001 left it: srt/b\.py was changed"):
+        near.call("stage", {**args, "stage": secrets.token_hex(8)}, payload)
+    assert differences(before, listing(tiny.root)) == []
+    assert not (tiny.state / "stage").exists()
+
+
 def test_a_stage_that_was_left_behind_goes_with_the_next_push(tiny, near):
     """A day later nobody comes back for it; one that is younger may still be waited for."""
     stage(near, tiny.root, RESULTS)()

@@ -13,17 +13,20 @@ class Relay:
     """Accepts connections and passes them on to `port`; a context manager.
 
     `up` and `down` limit the bytes from and to the client, over all connections. When one limit is reached the relay
-    either holds every byte back from then on, like a peer that has stalled, or (`drop`) closes both sides.
+    either holds every byte back from then on, like a peer that has stalled, or (`drop`) closes both sides. With
+    `listen` it takes the place of an earlier relay.
     """
 
-    def __init__(self, port: int, *, up: int | None = None, down: int | None = None, drop: bool = False) -> None:
+    def __init__(
+        self, port: int, *, up: int | None = None, down: int | None = None, drop: bool = False, listen: int = 0
+    ) -> None:
         self._target = port
         self._left = {"up": up, "down": down}
         self._drop = drop
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._over = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server(("127.0.0.1", listen))
         self.port: int = self._listener.getsockname()[1]
         self.passed = {"up": 0, "down": 0}
 
