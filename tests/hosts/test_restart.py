@@ -215,6 +215,34 @@ def test_a_restart_command_that_fails_or_hangs_is_rolled_back(
         assert not any(b"sleep\x0060" in c for c in command_lines()), "what the command had started still runs"
 
 
+def test_a_restart_that_stops_the_server_and_fails_has_tried_the_new_code(host: Host, server: Server):
+    """Nothing serves any more: going back needs the same restart, and when that fails too the host needs a person."""
+    before = tree(server)
+    stop = ("sh", "-c", f"kill $(cat {server.folder}/pid); sleep 0.3; exit 5")
+
+    error = failed(replace(host, restart=stop, health=server.health(1.0)), server, RollbackIncompleteError)
+
+    assert "does not come up with base" in error.what and "exit status 5" in error.why
+    assert "kill $(cat " in error.next_step, "the manual lines are the restart command"
+    assert differences(before, tree(server)) == []
+    assert states(host) == [("d-0001", "bad", False, True)]
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_a_restart_runs_where_the_agent_runs_behind_the_prefix(host: Host, server: Server):
+    """With `sudo -n` that is root, with `docker exec` the container: there is one rule, and the lock is there too."""
+    script = server.folder / "inside"
+    script.write_text(f"#!/bin/sh\nreadlink /proc/self/ns/mnt > {server.folder}/where\nexec {server.restart[0]}\n")
+    script.chmod(0o755)
+
+    done, proof = push(replace(host, exec_prefix=("unshare", "--mount"), restart=(str(script),)), server)
+
+    assert (done.state, proof.ok) == ("good", True)
+    where = (server.folder / "where").read_text().strip()
+    assert where != os.readlink("/proc/self/ns/mnt")
+    assert where == os.readlink(f"/proc/{server.info()['pid']}/ns/mnt")
+
+
 def command_lines() -> list[bytes]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
