@@ -9,7 +9,7 @@ import json
 import socket
 import ssl
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -22,6 +22,8 @@ _INFO = ("/server_info", "/get_server_info")
 _GENERATE = "/health_generate"
 _INFO_SECONDS, _GENERATE_SECONDS = 10.0, 25.0
 _MOST_BYTES = 16 * 1024 * 1024
+#: In place of a status: this can be no server of ours, whether it runs or not.
+_WRONG_DOOR = 0
 
 
 @dataclass(frozen=True)
@@ -50,22 +52,27 @@ def ask(url: str, key: str = "", seconds: float = _INFO_SECONDS) -> Heard:
         code, body = get(url, path, key, min(seconds, _INFO_SECONDS))
         if code != 404:
             break
-    if code is None:
-        return Heard("down", body.decode("utf-8", "replace"))
-    if code in (401, 403):
-        return Heard("denied", f"{path} wants an API key ({code})")
-    if code >= 500:
-        return Heard("starting", f"{path} answers {code}") if code == 503 else Heard("down", f"{path} answers {code}")
     info = _info(body) if code == 200 else None
     if info is None:
-        return Heard("foreign", f"{path} does not answer like SGLang ({code})")
+        return _unheard(path, code, body)
     algorithm, overlay_id = (_text(info.get(k)) for k in ("speculative_algorithm", "speculative_ddtree_overlay_id"))
-    code, body = get(url, _GENERATE, key, min(seconds, _GENERATE_SECONDS))
     heard = Heard("up", "", algorithm, overlay_id)
+    code, body = get(url, _GENERATE, key, min(seconds, _GENERATE_SECONDS))
     if code == 200:
-        return Heard("up", heard.named(), algorithm, overlay_id)
+        return replace(heard, text=heard.named())
     why = f"answers {code}" if code else body.decode("utf-8", "replace")
-    return Heard("starting", f"{heard.named()}, but {_GENERATE}: {why}", algorithm, overlay_id)
+    return replace(heard, kind="starting", text=f"{heard.named()}, but {_GENERATE}: {why}")
+
+
+def _unheard(path: str, code: int | None, body: bytes) -> Heard:
+    """Why a server has not said what it runs."""
+    if code in (401, 403):
+        return Heard("denied", f"{path} wants an API key ({code})")
+    if not code:
+        return Heard("down" if code is None else "foreign", body.decode("utf-8", "replace"))
+    if code >= 500:
+        return Heard("down", f"{path} answers {code}")
+    return Heard("foreign", f"{path} does not answer like SGLang ({code})")
 
 
 def read_key(path: str | None) -> str:
@@ -102,7 +109,10 @@ def get(url: str, path: str, key: str, seconds: float) -> tuple[int | None, byte
         connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
         response = connection.getresponse()
         return response.status, response.read(_MOST_BYTES)
-    except (OSError, ssl.SSLError, http.client.HTTPException, ValueError) as e:
+    except (socket.gaierror, ssl.SSLCertVerificationError) as e:
+        # No restart makes this better.
+        return _WRONG_DOOR, f"{parts.hostname}: {_reason(e)}".encode()
+    except (OSError, http.client.HTTPException, ValueError) as e:
         return None, (_reason(e) if end.is_alive() else f"no answer within {seconds:.0f} s").encode()
     finally:
         end.cancel()

@@ -20,7 +20,7 @@ _AGENT = re.compile(rb"ddtree-[0-9a-f]{32}\Z")
 
 
 def running() -> list[dict[str, Any]]:
-    """Processes of this interpreter whose command line names sglang: pid, command and start time (seconds since 1970).
+    """Processes of this interpreter whose command line names sglang: pid, parent, command, start (seconds since 1970).
 
     Processes of other users whose executable may not be read are left out, as are those in other pid namespaces.
     Secrets on a command line (`--api-key`) are blotted out here, so that they do not leave the host.
@@ -42,7 +42,7 @@ def running() -> list[dict[str, Any]]:
             continue
         started = boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
         command = b" ".join(without_secrets(words)).decode("utf-8", "replace").strip()
-        found.append({"pid": int(name), "command": command[:200], "started": started})
+        found.append({"pid": int(name), "parent": int(fields[1]), "command": command[:200], "started": started})
     return sorted(found, key=lambda p: int(p["pid"]))
 
 

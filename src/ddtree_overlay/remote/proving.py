@@ -63,8 +63,10 @@ class Proof:
 
 
 def seen() -> Processes:
-    """The servers' processes."""
-    return {p["pid"]: p["started"] for p in running()}
+    """The servers' processes; workers that a server has started come and go without a restart."""
+    every = running()
+    pids = {p["pid"] for p in every}
+    return {p["pid"]: p["started"] for p in every if p["parent"] not in pids}
 
 
 def replaced(before: Processes, after: Processes) -> bool | None:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server's answer is taken for: real sockets, answers by hand."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ddtree_overlay.remote.asking import ask
+
+
+INFO = json.dumps({"speculative_algorithm": "DDTREE", "speculative_ddtree_overlay_id": "33d0b6569ace"})
+Answers = dict[str, tuple[int, str]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., str]]:
+    """Serve `answers` by path (else 404); gives the URL. `drip` sends a byte now and then, without end."""
+    listeners = []
+
+    def start(answers: Answers, *, drip: bool = False) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        threading.Thread(target=_loop, args=(listener, answers, drip), daemon=True).start()
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for listener in listeners:
+        listener.close()
+
+
+def _loop(listener: socket.socket, answers: Answers, drip: bool) -> None:
+    while True:
+        try:
+            peer, _ = listener.accept()
+        except OSError:
+            return
+        path = peer.recv(4096).split()[1].decode()
+        code, body = answers.get(path, (404, "{}"))
+        head = f"HTTP/1.1 {code} X\r\nContent-Length: {len(body)}\r\n\r\n"
+        try:
+            if drip:
+                for _ in range(100):
+                    peer.sendall(b"H")
+                    time.sleep(0.1)
+            peer.sendall((head + body).encode())
+        except OSError:
+            pass
+        peer.close()
+
+
+@pytest.mark.parametrize(
+    ("answers", "kind", "says"),
+    [
+        ({"/server_info": (200, INFO), "/health_generate": (200, "")}, "up", "overlay 33d0b6569ace, algorithm DDTREE"),
+        ({"/get_server_info": (200, INFO), "/health_generate": (200, "")}, "up", "overlay 33d0b6569ace"),
+        ({"/server_info": (200, INFO), "/health_generate": (503, "")}, "starting", "/health_generate: answers 503"),
+        # A proxy in front of a server that is down says nothing about what that runs.
+        ({"/server_info": (503, "")}, "down", "answers 503"),
+        ({"/server_info": (401, "")}, "denied", "wants an API key"),
+        ({"/server_info": (200, "<html>")}, "foreign", "does not answer like SGLang (200)"),
+        ({"/server_info": (200, "[" * 100_000)}, "foreign", "does not answer like SGLang"),
+        ({"/server_info": (200, '{"status": "ok"}')}, "foreign", "does not answer like SGLang"),
+        ({"/server_info": (302, "")}, "foreign", "does not answer like SGLang (302)"),
+        ({}, "foreign", "does not answer like SGLang (404)"),
+    ],
+)
+def test_answer(serve: Callable[..., str], answers: Answers, kind: str, says: str):
+    """Only an answer that names the algorithm counts as a server that said what it runs."""
+    heard = ask(serve(answers), seconds=5)
+
+    assert (heard.kind, heard.told) == (kind, kind in {"up", "starting"})
+    assert says in heard.text
+
+
+def test_a_server_that_drips_is_not_waited_for_without_end(serve: Callable[..., str]):
+    """Each byte restarts a socket's own timeout; the question has an end all the same."""
+    start = time.monotonic()
+
+    heard = ask(serve({}, drip=True), seconds=1)
+
+    assert (heard.kind, heard.text) == ("down", "no answer within 1 s")
+    assert time.monotonic() - start < 4
+
+
+def test_nobody_listens():
+    """The reason is the system's own."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        assert ask(f"http://127.0.0.1:{closed.getsockname()[1]}").text == "Connection refused"
