@@ -65,8 +65,7 @@ def refuse_missing(trial: Trial) -> None:
         raise Refusal(
             "failed",
             f"the restart command cannot be started: there is no program {program!r}",
-            why="nothing was changed; `restart` runs where the agent runs: behind exec_prefix, inside of a container that "
-            "this enters",
+            why="nothing was changed; `restart` runs where the agent runs: behind exec_prefix, so inside a container",
             next_step="correct `restart` in deploy.toml (a path, or a program on the PATH of the login)",
         )
 
