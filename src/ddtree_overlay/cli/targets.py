@@ -56,8 +56,11 @@ def deployed_bundle(
     """The bundle of the deployment that is live, for a target whose files (`digests`) fit no bundle.
 
     Raises:
-        ConflictError: There is no deployment, or its bundle was not built in this workspace.
+        ConflictError: There is no deployment, its bundle was not built in this workspace, or SGLang was replaced under
+            it: what differs then is another release, and no edit to take back.
     """
+    if live.state in {"upgraded", "unrecorded"}:
+        raise ConflictError(f"no bundle fits the SGLang on {target.name}", why=live.reason, next_step=live.next_step)
     found = next((s for s in stored if s.bundle.overlay_id == live.overlay_id), None)
     if found is not None:
         return found
@@ -68,10 +71,6 @@ def deployed_bundle(
             why=f"{live.reason}{f': {wrong}' if wrong else ''}",
             next_step="run this where it was built; or reinstall SGLang on the host (pip install --force-reinstall "
             f"--no-deps sglang=={live.version}), then {target.command('rollback')} --to base",
-        )
-    if live.state == "unrecorded":
-        raise ConflictError(
-            f"no bundle fits the SGLang on {target.name}", why=live.reason, next_step=target.command("rollback")
         )
     newest = stored[0].bundle
     wrong = listed((c.path for c in newest.changes if digests.get(c.path) not in (c.base_sha256, c.sha256)), 3)
