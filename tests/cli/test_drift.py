@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -45,6 +46,16 @@ def test_an_edit_by_hand_is_shown_and_can_be_taken_back(run, patched_root):
     assert (edited.read_bytes(), deleted.read_bytes()) == after
     assert "up to date" in run("push", *root, "--yes").out
     assert run("rollback", *root, "--yes").code == 0
+
+
+def test_push_of_an_overlay_without_its_history_says_so(run, patched_root, site):
+    """Nothing is written, and the operator hears that nothing on the host leads back."""
+    root = ("--root", str(patched_root))
+    assert run("push", *root, "--yes").code == 0
+    shutil.rmtree(site / ".ddtree-overlay")
+    done = run("push", *root, "--yes")
+    assert (done.code, "up to date" in done.out) == (0, True)
+    assert "no deployment recorded on the host put them there" in done.err
 
 
 def test_a_base_that_was_edited_by_hand_is_told_by_name(run, site):

@@ -167,6 +167,8 @@ def _settled(
     value = {"changed": False, "dry_run": dry_run, "plan": plan.as_dict()}
     if plan.is_noop and not plan.unfinished and not restart:
         plan.check()
+        for text in plan.warnings:
+            app.screen.warn(f"{plan.host}: {text}")
         app.finish(command, value, [settled])
         return True
     app.screen.ask_lines(lines)
