@@ -186,7 +186,7 @@ def outcome_lines(
     """What is true of each host now."""
     words = {"current": _NOTHING[command], "changed": _DONE[command]}
     cells = [_outcome_row(o, words, rows.get(o.host), deployments.get(o.host, "")) for o in outcomes]
-    return [row(title), *table(("host", "result", "overlay now", "why"), cells)]
+    return [row(title), *table(("host", "result", "overlay now", ""), cells)]
 
 
 def _outcome_row(outcome: Outcome, words: Mapping[str, str], planned: Row | None, deployment: str) -> list[Part]:
@@ -214,7 +214,7 @@ def closing(label: str, outcomes: Sequence[Outcome], code: int, done: str) -> Pa
     return f"{label}: {how}; every host is as it was before", "warn" if code == 130 else "bad"
 
 
-def remarks_on(plan: PushPlan | RollbackPlan) -> list[str]:
-    """What the operator should know about one host before it is changed."""
+def remarks_on(plan: PushPlan | RollbackPlan, *, restart: bool) -> list[str]:
+    """What the operator should know about one host before it is changed, and its server is restarted or not."""
     running = counted(len(plan.processes), "running process keeps", "running processes keep")
-    return [*plan.warnings, *([f"{running} the old code until restarted"] if plan.processes else [])]
+    return [*plan.warnings, *([f"{running} the old code until restarted"] if plan.processes and not restart else [])]

@@ -171,12 +171,16 @@ class PushMember:
 
     def unstage(self, _: Say) -> None:
         """Remove what `stage` brought."""
+        if self.prospect.is_current:
+            return
         args = {"stage": self._stage, "operator": self._operator, "lock_wait": self._undo_wait}
         self.transport.call("unstage", args)
 
     def swap(self, say: Say) -> None:
         """Carry out the plan with the staged files."""
-        if self.prospect.is_current:
+        if self.prospect.plan.is_noop:
+            # What an interrupted run had left was put right when the files were staged.
+            self.unstage(say)
             return
         self.deployment = deploy.push(
             self.transport,

@@ -151,21 +151,45 @@ def test_a_connection_that_is_lost_leaves_no_host_behind(three, workspace, tmp_p
     Nobody can know from here what became of a swap whose answer was lost (borgstore#189).
     """
     three["b"].sabotage(SLOW)
-    sshd = three["b"].server
-    pin = hostkeys.fingerprint(hostkeys.parse(sshd.known_hosts.read_text(), "x")[0][0].blob)
-    with Relay(sshd.port) as relay:
-        text = (workspace / "deploy.toml").read_text()
-        through = f'port = {relay.port}\nhost_key_fingerprint = "{pin}"\n'
-        (workspace / "deploy.toml").write_text(text.replace(f"port = {sshd.port}\n", through))
+    with Relay(three["b"].server.port) as relay:
+        cut_through(workspace, three["b"], relay)
         child = start(workspace, tmp_path, "push", "--group", "gpu", "--yes", "--json")
         wait_for(three["b"].busy)
     time.sleep(1)
-    with Relay(sshd.port, listen=relay.port):
+    with Relay(three["b"].server.port, listen=relay.port):
         out, err = child.communicate(timeout=60)
     assert child.returncode == 6, err
     assert {h["host"]: h["fate"] for h in json.loads(out)["hosts"]} == dict.fromkeys("abc", "undone")
     assert "b: rolled back to base, every file verified" in err
     assert {n: m.changed() + m.left() for n, m in three.items()} == {n: [] for n in "abc"}
+
+
+def test_a_host_that_does_not_come_back_is_named_with_what_to_do(run, three, workspace, tmp_path):
+    """b is cut off for good, with the new overlay: exit 7, not known, and the advised commands work once it is back."""
+    three["b"].sabotage(SLOW)
+    relay = Relay(three["b"].server.port)
+    cut_through(workspace, three["b"], relay)
+    with relay:
+        child = start(workspace, tmp_path, "push", "--group", "gpu", "--yes", "--timeout", "2")
+        wait_for(three["b"].busy)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 7, err
+    assert "gpu: FAILED, and not as before on b\n" in out
+    assert lines(out)["b"][1:4] == ["NOT", "KNOWN", "?"]
+    assert three["a"].changed() == three["c"].changed() == []
+    assert "ddtree-overlay status --host b, then ddtree-overlay rollback --host b --to base" in err
+    with Relay(three["b"].server.port, listen=relay.port):
+        assert run("status", "--host", "b").out.startswith("b  applied")
+        assert run("rollback", "--host", "b", "--to", "base", "--yes").code == 0
+    assert three["b"].changed() == []
+
+
+def cut_through(workspace, machine, relay):
+    """Let the configuration reach `machine` through `relay`."""
+    pin = hostkeys.fingerprint(hostkeys.parse(machine.server.known_hosts.read_text(), "x")[0][0].blob)
+    text = (workspace / "deploy.toml").read_text()
+    through = f'port = {relay.port}\nhost_key_fingerprint = "{pin}"\n'
+    (workspace / "deploy.toml").write_text(text.replace(f"port = {machine.server.port}\n", through))
 
 
 def test_ctrl_c_ends_what_has_begun_and_puts_it_back(three, workspace, tmp_path):

@@ -73,6 +73,16 @@ def test_a_push_whose_stage_was_taken_away_does_not_begin(tiny, near, staged):
     assert differences(before, listing(tiny.site)) == []
 
 
+def test_a_deployment_of_somebody_else_is_never_taken_for_ours(tiny, near, staged):
+    """The same overlay came first by another hand: refused, so that no failure elsewhere can put that one back."""
+    plan, files, name, _ = staged
+    deploy.push(near, plan, files, operator="ann@desk")
+    before = listing(tiny.root)
+    with pytest.raises(ConflictError, match="ann@desk has pushed the same overlay meanwhile, as d-0001"):
+        deploy.push(near, plan, files, operator="x", stage=name)
+    assert differences(before, listing(tiny.root)) == []
+
+
 def test_a_stage_that_was_changed_is_refused(tiny, near, staged):
     """Its digests are checked when it is used, not only when it is written."""
     plan, files, name, _ = staged

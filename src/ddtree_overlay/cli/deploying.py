@@ -54,6 +54,9 @@ def push(app: App, target: Target, *, restart: bool, yes: bool, dry_run: bool, l
     With --restart the host restarts its server and waits until that reports this overlay and generates. If it does
     not, the host puts the files back, restarts once more, and checks what it has gone back to: exit 6, or 7 if that
     does not serve either. All of it goes on without you if the connection is lost.
+
+    Several hosts change together or not at all: each is planned, staged and checked before the first one is swapped,
+    and when one fails, all that were swapped are put back. With --canary the first ones are proven before the others.
     """
     from ddtree_overlay import deploy
 

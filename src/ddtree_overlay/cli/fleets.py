@@ -31,7 +31,7 @@ PARALLEL = click.Option(
     default=8,
     show_default=True,
     metavar="N",
-    help="Of several hosts, work on at most N at a time.",
+    help="Of several hosts, work on (and restart) at most N at a time.",
 )
 CANARY = click.Option(
     ["--canary"],
@@ -73,7 +73,7 @@ def push_to_fleet(
         plans = {name: p.plan.as_dict() for name, p in found.items()}
         current = frozenset(name for name, p in found.items() if p.is_current)
         proposal = Proposal(app, fleet, "push", rows, errors, plans, current, restart=restart)
-        proposal.show({name: fleet_reports.remarks_on(p.plan) for name, p in found.items()})
+        proposal.show({name: fleet_reports.remarks_on(p.plan, restart=restart) for name, p in found.items()})
         options = f" --canary {canary}" if canary else ""
         if (code := proposal.settled("Push to", yes=yes, dry_run=dry_run, options=options)) is not None:
             return code
@@ -145,7 +145,7 @@ def rollback_of_fleet(
         plans = {name: r.plan.as_dict() for name, r in found.items()}
         current = frozenset(name for name, r in found.items() if r.is_current)
         proposal = Proposal(app, fleet, "rollback", rows, errors, plans, current, restart=restart)
-        proposal.show({name: fleet_reports.remarks_on(r.plan) for name, r in found.items()})
+        proposal.show({name: fleet_reports.remarks_on(r.plan, restart=restart) for name, r in found.items()})
         options = (f" --to {to}" if to else "") + (" --purge" if purge else "")
         if (code := proposal.settled("Roll back", yes=yes, dry_run=dry_run, options=options)) is not None:
             return code

@@ -31,7 +31,7 @@ class _Seconds(click.FloatRange):
 
 
 _FILE = click.Path(path_type=Path)
-_HOST = click.Option(["--host"], multiple=True, metavar="NAME", help="A host of deploy.toml; several with several.")
+_HOST = click.Option(["--host"], multiple=True, metavar="NAME", help="A host of deploy.toml; can be repeated.")
 _GROUP = click.Option(["--group"], multiple=True, metavar="NAME", help="The hosts of a group of deploy.toml.")
 _RELEASE = click.Option(["--release"], metavar="VERSION", help="The published wheel of a release.")
 _ROOT = click.Option(["--root"], type=_FILE, metavar="PATH", help="A package folder on this machine.")

@@ -141,6 +141,8 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
     todo = [a for a in actions if a["action"] != "same"]
     if todo:
         check_plan(actions, args["expect"])
+    elif args.get("stage") and record:
+        raise _overtaken(record)
     else:
         # Also when the plan had work to do: somebody else has pushed the same overlay while this push was waiting.
         return {"deployment": one(store, record["id"]) if record else None}
@@ -150,6 +152,16 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
         # The push is done whatever becomes of old backups; the next one tries again.
         prune(store)
     return {"deployment": one(store, name)}
+
+
+def _overtaken(record: Record) -> Refusal:
+    """For one of several hosts: a deployment of somebody else must not be put back because another host fails."""
+    return Refusal(
+        "conflict",
+        f"{record['operator'] or 'somebody'} has pushed the same overlay meanwhile, as {record['id']}",
+        why="nothing was changed by this command",
+        next_step="run the same command again",
+    )
 
 
 def refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:
