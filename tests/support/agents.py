@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddtree_overlay.hosts import protocol
@@ -35,10 +36,42 @@ def sabotaged(
     monkeypatch: pytest.MonkeyPatch, module: str, function: str, count: int, action: str = KILL
 ) -> Iterator[None]:
     """Every agent that is started meanwhile does `action` at the nth call of a function."""
+    source = f"from .{module} import Store as _m" if module == "store" else f"from . import {module} as _m"
+    with _altered(monkeypatch, _DEADLY.format(source=source, function=function, count=count, action=action)):
+        yield
+
+
+#: Writes a line to a file when a function is entered and when it is left.
+_LOGGED = """
+from . import {module} as _m
+import os as _os
+_real = _m.{function}
+def _line(word):
+    fd = _os.open({path!r}, _os.O_WRONLY | _os.O_CREAT | _os.O_APPEND, 0o644)
+    _os.write(fd, f"{{word}} {{_os.getpid()}}\\n".encode())
+    _os.close(fd)
+def _logging(*a, **k):
+    _line("begin")
+    try:
+        return _real(*a, **k)
+    finally:
+        _line("end")
+_m.{function} = _logging
+"""
+
+
+@contextlib.contextmanager
+def logged(monkeypatch: pytest.MonkeyPatch, module: str, function: str, path: Path) -> Iterator[None]:
+    """Every agent that is started meanwhile writes `begin PID` and `end PID` around a function to `path`."""
+    with _altered(monkeypatch, _LOGGED.format(module=module, function=function, path=str(path))):
+        yield
+
+
+@contextlib.contextmanager
+def _altered(monkeypatch: pytest.MonkeyPatch, code: str) -> Iterator[None]:
     loader, modules = protocol._agent_source.__wrapped__()
     sources = json.loads(modules)
-    source = f"from .{module} import Store as _m" if module == "store" else f"from . import {module} as _m"
-    sources["agent"] += _DEADLY.format(source=source, function=function, count=count, action=action)
+    sources["agent"] += code
     with monkeypatch.context() as patch:
         patch.setattr(protocol, "_agent_source", lambda: (loader, json.dumps(sources).encode()))
         yield
