@@ -3,31 +3,31 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-import shlex
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from ddtree_overlay.config_keys import (
+    COMMANDS,
+    HEALTH_KEYS,
+    HOST_KEYS,
+    problem,
+    suggestion,
+    words_of,
+    words_problem,
+)
 from ddtree_overlay.errors import ConfigError
 
 
 CONFIG_NAME = "deploy.toml"
-#: Seconds; a day without any progress is no patience any more, and sockets cannot count much further.
-MAX_TIMEOUT = 86400
-TRANSPORTS = ("ssh", "local")
 _TABLES = ("defaults", "hosts", "groups")
 #: Host names become folder names and lock names, so they are kept plain.
-#: Parts between single dots, each at most as long as the name service allows; or an IPv6 address.
-_ADDRESS = re.compile(r"[^\s.]{1,63}(\.[^\s.]{1,63})*\.?\Z|[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(%\S+)?\Z")
 #: The snapshot of a release is kept under such a name; that of a host would take its place.
 _RELEASE_NAME = re.compile(r"sglang-\d+\.\d")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-_UNIT = re.compile(r"[A-Za-z0-9:_@][A-Za-z0-9:_.@\\-]*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,41 +68,6 @@ class Host:
     root: str | None = None
 
 
-#: Key of a host table -> the types TOML may give it.
-_HOST_KEYS: Mapping[str, tuple[type, ...]] = {
-    "address": (str,),
-    "port": (int,),
-    "user": (str,),
-    "python": (str,),
-    "transport": (str,),
-    "identity_file": (str,),
-    "known_hosts": (str,),
-    "host_key_fingerprint": (str,),
-    "ssh_config": (str,),
-    "timeout": (int, float),
-    "exec_prefix": (str, list),
-    "restart": (str, list),
-    "restart_unit": (str,),
-    "restart_timeout": (int, float),
-    "health": (dict,),
-}
-_HEALTH_KEYS: Mapping[str, tuple[type, ...]] = {"url": (str,), "timeout": (int, float), "api_key_file": (str,)}
-#: Keys that hold a command: words, or a line that is split as a shell would.
-_COMMANDS = ("exec_prefix", "restart")
-
-_SECONDS = f"must be a positive number of seconds, at most {MAX_TIMEOUT}"
-_RULES = {
-    "port": "must be between 1 and 65535",
-    "timeout": _SECONDS,
-    "restart_timeout": _SECONDS,
-    "url": "must look like http://127.0.0.1:30000, where the server listens as seen from the host",
-    "api_key_file": "must be an absolute path on the host",
-    "restart_unit": "must be the name of one systemd unit, such as sglang.service",
-    "host_key_fingerprint": "must look like SHA256:… (as `ssh-keygen -lf` prints it)",
-    "address": "must be a host name or an address",
-}
-
-
 @dataclass(frozen=True, slots=True)
 class Deploy:
     """A whole `deploy.toml`; `path` is None when no file was found."""
@@ -133,7 +98,7 @@ class Deploy:
             )
         known = ", ".join(self.hosts) or "none"
         raise ConfigError(
-            f"unknown host {name!r}{_suggestion(name, self.hosts)}",
+            f"unknown host {name!r}{suggestion(name, self.hosts)}",
             why=f"{self.path} knows these hosts: {known}",
             next_step=f"use one of them, or add a [hosts.{name}] table to {self.path}",
         )
@@ -152,7 +117,7 @@ class Deploy:
             raise ConfigError(f"{name!r} is a host, not a group", next_step=f"use --host {name}")
         known = f"{self.path} knows these groups: {', '.join(self.groups) or 'none'}"
         raise ConfigError(
-            f"unknown group {name!r}{_suggestion(name, self.groups)}",
+            f"unknown group {name!r}{suggestion(name, self.groups)}",
             why=known if self.path else f"no {CONFIG_NAME} was found",
             next_step=f'write {name} = ["HOST", "HOST"] below [groups] in {self.path or CONFIG_NAME}',
         )
@@ -210,9 +175,9 @@ def _host(name: str, defaults: Mapping[str, Any], table: Mapping[str, Any], path
     for key in ("timeout", "restart_timeout"):
         if key in values:
             values[key] = float(values[key])
-    for key in _COMMANDS:
+    for key in COMMANDS:
         if key in values:
-            values[key] = _words(values[key])
+            values[key] = words_of(values[key])
     return Host(name=name, **values)
 
 
@@ -256,7 +221,7 @@ def _groups(raw: object, hosts: Mapping[str, Host], path: Path) -> dict[str, tup
         for member in members:
             if member not in hosts:
                 raise ConfigError(
-                    f"{path}: {where} names the unknown host {member!r}{_suggestion(member, hosts)}",
+                    f"{path}: {where} names the unknown host {member!r}{suggestion(member, hosts)}",
                     next_step=f"add a [hosts.{member}] table or take {member!r} out of the group",
                 )
         groups[name] = tuple(members)
@@ -264,7 +229,7 @@ def _groups(raw: object, hosts: Mapping[str, Host], path: Path) -> dict[str, tup
 
 
 def _check_values(
-    table: Mapping[str, Any], path: Path, where: str, known: Mapping[str, tuple[type, ...]] = _HOST_KEYS
+    table: Mapping[str, Any], path: Path, where: str, known: Mapping[str, tuple[type, ...]] = HOST_KEYS
 ) -> None:
     _check_keys(table, known, path, where)
     for key, value in table.items():
@@ -277,63 +242,11 @@ def _check_values(
                 next_step=f"correct {key!r} in {path}",
             )
         if isinstance(value, dict):
-            _check_values(value, path, f"{where[:-1]}.{key}]", _HEALTH_KEYS)
+            _check_values(value, path, f"{where[:-1]}.{key}]", HEALTH_KEYS)
             continue
-        problem = _words_problem(key, value) if key in _COMMANDS else _problem(key, value)
-        if problem:
-            raise ConfigError(
-                f"{path}: {key} = {value!r} in {where}: {problem}", next_step=f"correct {key!r} in {path}"
-            )
-
-
-def _problem(key: str, value: Any) -> str:
-    if isinstance(value, str) and not value.strip():
-        return "must not be empty"
-    if isinstance(value, str) and not value.isprintable():
-        return "must not hold control characters"
-    wrong = {
-        "transport": lambda: value not in TRANSPORTS,
-        "port": lambda: not 0 < value < 65536,
-        "timeout": lambda: not 0 < value <= MAX_TIMEOUT,
-        "restart_timeout": lambda: not 0 < value <= MAX_TIMEOUT,
-        "restart_unit": lambda: not _UNIT.match(value),
-        "url": lambda: not _is_url(value),
-        "api_key_file": lambda: not value.startswith("/"),
-        "host_key_fingerprint": lambda: not value.startswith("SHA256:"),
-        "address": lambda: not _ADDRESS.match(value),
-    }
-    if key not in wrong or not wrong[key]():
-        return ""
-    if key == "transport":
-        return f"must be one of {', '.join(TRANSPORTS)}{_suggestion(value, TRANSPORTS)}"
-    return _RULES[key]
-
-
-def _is_url(value: str) -> bool:
-    try:
-        parts = urlsplit(value)
-        port = parts.port
-    except ValueError:
-        return False
-    plain = not (parts.query or parts.fragment or parts.username or " " in value)
-    return parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0 and plain
-
-
-def _words(command: str | list[str]) -> tuple[str, ...]:
-    """The words of a command, which may be written as a shell would split it or as a list. No shell ever sees it."""
-    return tuple(shlex.split(command) if isinstance(command, str) else command)
-
-
-def _words_problem(key: str, value: Any) -> str:
-    if isinstance(value, list) and not all(isinstance(word, str) and word for word in value):
-        return "must hold words only"
-    try:
-        words = _words(value)
-    except ValueError as e:
-        return f"cannot be split into words: {e}"
-    if any("\n" in word or "\0" in word for word in words):
-        return "a word must not hold a line feed or a NUL"
-    return "must name a program" if key == "restart" and not words else ""
+        wrong = words_problem(key, value) if key in COMMANDS else problem(key, value)
+        if wrong:
+            raise ConfigError(f"{path}: {key} = {value!r} in {where}: {wrong}", next_step=f"correct {key!r} in {path}")
 
 
 def _check_keys(table: Mapping[str, Any], known: Iterable[str], path: Path, where: str) -> None:
@@ -341,7 +254,7 @@ def _check_keys(table: Mapping[str, Any], known: Iterable[str], path: Path, wher
     for key in table:
         if key not in known:
             raise ConfigError(
-                f"{path}: unknown key {key!r} in {where}{_suggestion(key, known)}",
+                f"{path}: unknown key {key!r} in {where}{suggestion(key, known)}",
                 why=f"known there: {', '.join(known)}",
                 next_step=f"correct or remove {key!r} in {path}",
             )
@@ -364,8 +277,3 @@ def _table(value: object, path: Path, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(f"{path}: {where} must be a table", next_step=f"see the example {CONFIG_NAME}")
     return value
-
-
-def _suggestion(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=2, cutoff=0.6)
-    return f" (did you mean {' or '.join(repr(c) for c in close)}?)" if close else ""

@@ -355,6 +355,9 @@ def test_a_second_pusher_is_refused_while_a_server_is_waited_for(host: Host, ser
     thread = in_background(replace(host, health=server.health(2.5)), server, "dumb")
     until(lambda: trial(server).get("phase") == "the server was waited for")
 
+    with open_transport(host) as transport:
+        found = deploy.status(transport)
+    assert found.unfinished.startswith("alice is running a push with a restart here")
     with pytest.raises(LockedError, match=r"alice .* has been running a push with a restart here"):
         push(host, server, mark="second")
 

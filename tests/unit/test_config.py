@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddtree_overlay.config import _HOST_KEYS, Deploy, Health, Host, load_config, parse_config
+from ddtree_overlay.config import Deploy, Health, Host, load_config, parse_config
+from ddtree_overlay.config_keys import HOST_KEYS
 from ddtree_overlay.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ def refusal(text: str) -> ConfigError:
 
 def test_every_host_field_can_be_configured_except_name_and_root():
     """A field that is added to Host must be added to the known keys as well."""
-    assert {f.name for f in fields(Host)} - {"name", "root"} == set(_HOST_KEYS)
+    assert {f.name for f in fields(Host)} - {"name", "root"} == set(HOST_KEYS)
 
 
 def test_host_inherits_defaults_and_its_own_value_wins():

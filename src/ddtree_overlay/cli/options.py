@@ -15,7 +15,8 @@ from typing import Any
 import click
 
 from ddtree_overlay.cli.selecting import Fleet, Target, find_targets, option_words
-from ddtree_overlay.config import MAX_TIMEOUT, Deploy, load_config
+from ddtree_overlay.config import Deploy, load_config
+from ddtree_overlay.config_keys import MAX_TIMEOUT
 from ddtree_overlay.errors import OverlayError, UsageError
 from ddtree_overlay.render import OutputLostError, Screen
 from ddtree_overlay.reports import Line
