@@ -55,17 +55,27 @@ class Crew:
         self.parallel = max(1, parallel)
         self.interrupted = False
         self.abandoned = False
-        self.tell = tell
+        self._tell = tell
         self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+
+    def tell(self, name: str, text: str) -> None:
+        """Say a line. A terminal that is gone, or a full disk behind stderr, must not end the work half-way."""
+        with contextlib.suppress(OverlayError, OSError, ValueError):
+            self._tell(name, text)
 
     @contextlib.contextmanager
     def minding_interrupts(self) -> Iterator[None]:
-        """Let Ctrl-C stop the work in an orderly way instead of raising KeyboardInterrupt; main thread only."""
-        before = signal.signal(signal.SIGINT, lambda *_: self.interrupt())
+        """Let Ctrl-C, a lost terminal and `kill` stop the work in an orderly way; in the main thread only."""
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+        # Whoever started us with nohup does not want to be interrupted.
+        minded = {number: old for number, old in before.items() if old is not signal.SIG_IGN}
+        for number in minded:
+            signal.signal(number, lambda *_: self.interrupt())
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            for number, old in minded.items():
+                signal.signal(number, old or signal.SIG_DFL)
 
     def interrupt(self) -> None:
         """Begin with nothing new; at the second call, wait for nothing either. Safe in a signal handler."""

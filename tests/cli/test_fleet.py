@@ -184,6 +184,17 @@ def test_a_host_that_does_not_come_back_is_named_with_what_to_do(run, three, wor
     assert three["b"].changed() == []
 
 
+def test_two_pushes_to_the_same_hosts_never_leave_a_mixture(run, three, workspace, tmp_path):
+    """They may both give up, but never half: all hosts have the overlay if one says so, and none has it otherwise."""
+    both = [start(workspace, tmp_path, "push", "--group", "gpu", "--yes") for _ in range(2)]
+    said = [child.communicate(timeout=60) for child in both]
+    codes = [child.returncode for child in both]
+    assert set(codes) <= {0, 4, 5, 6}, said
+    found = run("status", "--group", "gpu", "--exit-code", "--json")
+    assert (found.code, found.json["overlay_id"] is not None) == (0, 0 in codes), said
+    assert {n: m.left() for n, m in three.items()} == {n: [] for n in "abc"}
+
+
 def cut_through(workspace, machine, relay):
     """Let the configuration reach `machine` through `relay`."""
     pin = hostkeys.fingerprint(hostkeys.parse(machine.server.known_hosts.read_text(), "x")[0][0].blob)

@@ -232,14 +232,15 @@ def test_an_interrupted_fleet_is_130_unless_something_is_left():
     assert exit_code([undone, Outcome("b", "unknown", ConnectionFailedError("gone"))], interrupted=True) == 7
 
 
-def test_the_first_ctrl_c_finishes_what_has_begun_and_puts_it_back():
-    """A real SIGINT while the first of three is swapped: it ends, nobody else begins, it is undone (capistrano#351)."""
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_ctrl_c_finishes_what_has_begun_and_puts_it_back(number):
+    """A real signal while the first of three is swapped: it ends, nobody else begins, it is undone (capistrano#351)."""
     world = World()
     hosts = [Simulated(n, world) for n in "abc"]
     slow = hosts[0].swap
 
     def swap(say):
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         deadline = time.monotonic() + 10
         while not crew.interrupted and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -290,6 +291,21 @@ def test_lines_are_told_by_the_thread_that_waits():
     assert {thread for thread, _, _ in told} == {threading.current_thread()}
     assert {(name, text) for _, name, text in told} == {(h.name, f"about {h.name}") for h in hosts}
     assert len(results) == 20
+
+
+@pytest.mark.parametrize(
+    "fault", [OSError(5, "Input/output error"), OverlayError("cannot write"), ValueError("closed")]
+)
+def test_a_terminal_that_is_gone_does_not_end_the_work_half_way(fault):
+    """Lines that nobody can read are lost; the hosts are all changed all the same."""
+
+    def tell(*_):
+        raise fault
+
+    hosts = [Simulated(n, World()) for n in "ab"]
+    for host in hosts:
+        host.stage = lambda say: say("staged")
+    assert [o.fate for o in roll_out(hosts, Crew(2, tell))] == ["changed", "changed"]
 
 
 def test_a_fault_of_our_own_is_an_answer_about_its_host():
