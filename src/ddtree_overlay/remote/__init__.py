@@ -31,6 +31,12 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     stages        files of a push that waits for other hosts
     staging       what a push to several hosts does before any of them is changed
     rolling       rollback
+    states        pending, good and bad; the trial that is running; confirm
+    trials        restart, prove, and go back when that fails
+    proving       whether the server runs what is on the disk
+    restarting    the restart command or unit
+    asking        what the server says of itself, over HTTP
+    telling       lines that the operator sees while an operation runs
     reporting     status, history
     remarks       what whoever pushes should hear; not sent to a host
     options       the command line of apply.py; not sent either
