@@ -45,8 +45,10 @@ class Prospect:
         return self.plan.is_noop and not self.plan.unfinished
 
 
-def look_ahead(transport: AgentTransport, stored: Sequence[StoredBundle], say: Say) -> Prospect:
-    """See what is on a host and plan a push of the bundle that fits; nothing is written.
+def look_ahead(
+    transport: AgentTransport, stored: Sequence[StoredBundle], say: Say, *, restart: bool = False
+) -> Prospect:
+    """See what is on a host and plan a push of the bundle that fits, and whether it could be restarted; change nothing.
 
     Raises:
         ConflictError: No bundle fits, or there would be no way back to exactly what is there.
@@ -56,6 +58,8 @@ def look_ahead(transport: AgentTransport, stored: Sequence[StoredBundle], say: S
     status = deploy.status_of(transport, seen)
     plan, chosen = deploy.plan_push_of(transport, stored)
     plan.check()
+    if restart:
+        proving.check(transport)
     found = Prospect(status, tuple(seen["place"]), plan, chosen.files())
     say("planned")
     # After an interrupted run the host says so itself, once it has put things back.
@@ -83,7 +87,7 @@ class Retrospect:
         return self.plan.is_noop and not self.plan.unfinished
 
 
-def look_back(transport: AgentTransport, *, to: str | None, purge: bool, say: Say) -> Retrospect:
+def look_back(transport: AgentTransport, *, to: str | None, purge: bool, say: Say, restart: bool = False) -> Retrospect:
     """See what is on a host and plan a rollback; nothing is written.
 
     Raises:
@@ -92,6 +96,8 @@ def look_back(transport: AgentTransport, *, to: str | None, purge: bool, say: Sa
     seen = transport.call("survey", {}).result
     plan = deploy.plan_rollback(transport, to=to, purge=purge)
     plan.check()
+    if restart:
+        proving.check(transport)
     goal = None
     if plan.to != "base":
         goal = next((d.overlay_id for d in deploy.history(transport) if d.id == plan.to), None)

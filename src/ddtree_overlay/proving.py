@@ -83,6 +83,17 @@ def trial_of(host: Host) -> dict[str, Any]:
     }
 
 
+def check(transport: Transport) -> str:
+    """See that the host's restart command is there and that its server can be asked; gives what that says now.
+
+    Raises:
+        ConfigError: As `trial_of`.
+        OverlayError: The program is missing, or what answers is no server of SGLang or wants a key.
+    """
+    found: str = transport.call("rehearse", {"trial": trial_of(transport.host)}).result["heard"]
+    return found
+
+
 def push(
     transport: Transport,
     plan: PushPlan,

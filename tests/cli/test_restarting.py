@@ -118,6 +118,20 @@ def test_a_host_without_a_restart_is_refused_before_it_is_connected_to(run: Run,
     assert differences(before, listing(server.install.site)) == []
 
 
+def test_a_dry_run_finds_out_whether_a_restart_could_be_run_and_checked(run: Run, configured: Path, server: Server):
+    """It says what serves now, restarts nothing, and refuses what the real run would refuse."""
+    before = listing(server.install.site)
+
+    done = run("push", "--host", "gpu", "--restart", "--dry-run")
+    configure(configured, server, restart="docker-that-is-not-there restart web")
+    refused = run("push", "--host", "gpu", "--restart", "--dry-run")
+
+    assert done.code == 0 and "can be restarted and asked; now: no overlay, algorithm none" in done.err
+    assert refused.code == 1 and "there is no program 'docker-that-is-not-there'" in refused.err
+    assert "`restart` runs where the agent runs" in refused.err
+    assert server.restarts() == ["unset"] and differences(before, listing(server.install.site)) == []
+
+
 @pytest.mark.usefixtures("configured")
 def test_rollback_with_a_restart_is_proven(run: Run, server: Server):
     """The old server serves again before the command ends; --purge has to wait until then."""

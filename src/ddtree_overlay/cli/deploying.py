@@ -11,7 +11,7 @@ import click
 
 from ddtree_overlay.cli.fleets import CANARY, PARALLEL, push_to_fleet, refuse_purge, rollback_of_fleet
 from ddtree_overlay.cli.options import INSTALLED, App, CancelledError, verb
-from ddtree_overlay.cli.proving import proof_line, require_restart, restart_option, teller
+from ddtree_overlay.cli.proving import proof_line, rehearse, require_restart, restart_option, teller
 from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import bundles, opened, operator
 from ddtree_overlay.reports import Line, deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
@@ -67,13 +67,16 @@ def push(app: App, target: Target, *, restart: bool, yes: bool, dry_run: bool, l
         files = stored.files()
         rest = f", overlay {plan.overlay_id} is already there; nothing was written"
         settled = row((f"{target.name}: up to date", "ok"), rest)
+        if restart and dry_run:
+            rehearse(app, target, transport)
         if _settled(app, "push", plan, plan_lines(plan), settled, dry_run=dry_run, restart=restart):
             return 0
         question, option = (" and restart its server", " --restart") if restart else ("", "")
         again = f"{target.command('push')}{option} --yes"
         if not yes and not app.screen.confirm(f"Push to {target.name}{question}?", next_step=again):
             return _declined(app, "push")
-        app.screen.note(f"{target.name}: backing up, replacing and verifying")
+        if not plan.is_noop:
+            app.screen.note(f"{target.name}: backing up, replacing and verifying")
         with _cancelled_half_way(target):
             if restart:
                 return _push_and_prove(app, target, transport, plan, files, lock_wait=lock_wait)
@@ -132,6 +135,8 @@ def rollback(
     with opened(app, target) as transport:
         plan = deploy.plan_rollback(transport, to=to, purge=purge)
         settled = row((f"{target.name}: nothing to roll back", "ok"))
+        if restart and dry_run:
+            rehearse(app, target, transport)
         if _settled(app, "rollback", plan, rollback_plan_lines(plan), settled, dry_run=dry_run):
             return 0
         options = [f"--to {to}" if to else "", "--purge" if purge else "", "--restart" if restart else "", "--yes"]

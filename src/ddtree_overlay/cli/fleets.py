@@ -66,7 +66,7 @@ def push_to_fleet(
     with connections(app, fleet) as reach:
         app.screen.note(f"{fleet.label}: planning on {counted(len(fleet.targets), 'host')}")
         found, errors = divided(
-            fleet, crew.each(fleet.targets, lambda t, say: members.look_ahead(reach(t), stored, say))
+            fleet, crew.each(fleet.targets, lambda t, say: members.look_ahead(reach(t), stored, say, restart=restart))
         )
         members.refuse_twins((name, p.place) for name, p in found.items())
         rows = {name: fleet_reports.push_row(p.status, p.plan) for name, p in found.items()}
@@ -138,7 +138,10 @@ def rollback_of_fleet(
     with connections(app, fleet) as reach:
         app.screen.note(f"{fleet.label}: planning on {counted(len(fleet.targets), 'host')}")
         found, errors = divided(
-            fleet, crew.each(fleet.targets, lambda t, say: members.look_back(reach(t), to=to, purge=purge, say=say))
+            fleet,
+            crew.each(
+                fleet.targets, lambda t, say: members.look_back(reach(t), to=to, purge=purge, say=say, restart=restart)
+            ),
         )
         members.refuse_twins((name, r.place) for name, r in found.items())
         rows = {name: fleet_reports.rollback_row(r.status, r.plan, r.goal) for name, r in found.items()}

@@ -15,6 +15,7 @@ from ddtree_overlay.reports import Line, row
 
 
 if TYPE_CHECKING:
+    from ddtree_overlay.hosts.transport import Transport
     from ddtree_overlay.proving import Progress, Proof
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -34,6 +35,17 @@ def require_restart(target: Target) -> None:
     from ddtree_overlay.proving import trial_of
 
     trial_of(target.place)
+
+
+def rehearse(app: App, target: Target, transport: Transport) -> None:
+    """What a dry run can find out about a restart: whether it could be run and checked, and what serves now.
+
+    Raises:
+        OverlayError: It could not.
+    """
+    from ddtree_overlay import proving
+
+    app.screen.note(f"{target.name}: the server can be restarted and asked; now: {proving.check(transport)}")
 
 
 def teller(app: App, target: Target) -> Progress:

@@ -37,6 +37,7 @@ OPERATIONS: dict[str, tuple[str, str]] = {
     "rollback": ("rolling", "rollback"),
     "status": ("reporting", "status"),
     "history": ("reporting", "history"),
+    "rehearse": ("trials", "rehearse"),
     "prove": ("trials", "prove"),
     "settle": ("states", "settle"),
     "confirm": ("states", "confirm"),

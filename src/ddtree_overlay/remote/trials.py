@@ -55,6 +55,12 @@ def check(trial: Trial) -> None:
         tell(f"no server answers at {trial['url']} now: {heard.text}")
 
 
+def rehearse(args: dict[str, Any], _: bytes) -> Answer:
+    """Whether a restart could be run and its result be seen; says what the server runs now. Changes nothing."""
+    check(args["trial"])
+    return {"heard": look(args["trial"]).heard.text}, b""
+
+
 def refuse_mute(paths: list[str]) -> None:
     """Refuse an overlay that no server could report.
 
