@@ -10,10 +10,12 @@ import time
 
 import pytest
 from tests.support.commands import Ran
+from tests.support.installs import bundle_for
 from tests.support.servers import Server
 from tests.support.trees import differences, listing
 
-from ddtree_overlay import export
+from ddtree_overlay import deploy, export
+from ddtree_overlay.hosts.transport import open_transport
 
 
 @pytest.fixture
@@ -125,3 +127,19 @@ def test_bad_arguments_end_with_2(server, exported, words):
     done = run(server, exported("well"), *words)
     assert (done.code, done.out) == (2, "")
     assert "next: see apply.py" in done.err
+
+
+@pytest.mark.usefixtures("namespaces")
+def test_in_a_container_the_way_to_keep_the_overlay_is_named(tiny, tmp_path):
+    """A package in the container's own layer, a real overlayfs: push and status say what is lost, and what keeps it."""
+    (tmp_path / "layer").mkdir()
+    layer = f"mount -t tmpfs tmpfs {tmp_path}/layer && cd {tmp_path}/layer && mkdir upper work"
+    layer += f" && mount -t overlay overlay -o lowerdir={tiny.site},upperdir=upper,workdir=work {tiny.site}"
+    mark = "mount -t tmpfs tmpfs /run && touch /run/.containerenv"
+    prefix = ("unshare", "-m", "--propagation", "private", "sh", "-c", f'{layer} && {mark} && cd / && exec "$@"', "sh")
+    with open_transport(tiny.host(exec_prefix=prefix)) as transport:
+        plan = deploy.plan_push(transport, *bundle_for(tiny.root, {"srt/a.py": b"VALUE = 5\n"}))
+        found = deploy.status(transport)
+    for said in (plan.warnings, found.warnings):
+        assert len([w for w in said if w.startswith(f"{tiny.root} lies in the throw-away layer of a ")]) == 1
+        assert "ddtree-overlay export --host here --format dockerfile --out FOLDER" in " ".join(said)
