@@ -160,9 +160,13 @@ class Bundle:
         raw = json.loads(data)
         if not isinstance(raw, dict) or raw.get("schema") != SCHEMA:
             raise ValueError(f"not a bundle of schema {SCHEMA}")
-        bundle = cls(raw["release"], tuple(Change(**c) for c in raw["changes"]))
-        if bundle.overlay_id != raw["overlay_id"]:
-            raise ValueError(f"overlay id {raw['overlay_id']} does not belong to these changes ({bundle.overlay_id})")
+        try:
+            bundle = cls(raw["release"], tuple(Change(**c) for c in raw["changes"]))
+            named = raw["overlay_id"]
+        except (KeyError, TypeError) as e:
+            raise ValueError(f"a part is missing or of the wrong kind: {e}") from e
+        if bundle.overlay_id != named:
+            raise ValueError(f"overlay id {named} does not belong to these changes ({bundle.overlay_id})")
         if json.loads(bundle.to_json()) != raw:
             raise ValueError("it was edited, or made by another version: its checksum does not fit")
         own = sha256(overlay_id_module(bundle.overlay_id))

@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from .common import digest_of_file, inside
+from .common import digest, digest_of_file, inside
 
 
 if TYPE_CHECKING:
@@ -43,7 +44,15 @@ def journal_fault(value: Any) -> str:
     fields = ("path", "from", "to", "source", "exact", "bytecode", "undo_bytecode")
     whole = all(isinstance(m, dict) and all(f in m for f in fields) for m in value["moves"])
     whole = whole and all(isinstance(m["path"], str) and isinstance(m["undo_bytecode"], dict) for m in value["moves"])
-    return "" if whole else "it does not say what was moved"
+    if not whole:
+        return "it does not say what was moved"
+    return "" if value.get("checksum") == checksum(value) else "it was altered: its checksum does not fit"
+
+
+def checksum(journal: dict[str, Any]) -> str:
+    """The digest of everything else in `journal`: files are put back by it, so not a letter of it may be wrong."""
+    rest = {k: v for k, v in journal.items() if k != "checksum"}
+    return digest(json.dumps(rest, sort_keys=True).encode())
 
 
 def record_fault(value: Any, name: str) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 
 from . import swap
 from .common import Refusal, digest_of_file, inside
+from .damage import checksum
 from .durable import fsync_folder, sync_tree
 from .store import Store
 from .undo import Move, drop_folders, put_back, refuse, settle, state_of
@@ -81,7 +82,7 @@ def run(store: Store, moves: list[Move], event: dict[str, Any], *, make: list[st
     make = [*make, *sorted(c for c in caches if not inside(store.root, c).is_dir())]
     journal = {"txn": event["txn"], "event": event, "moves": moves, "make": make, "drop": drop, "pid": os.getpid()}
     journal["version"] = store.version_of(event["id"])
-    store.write(store.folder / "journal.json", journal)
+    store.write(store.folder / "journal.json", {**journal, "checksum": checksum(journal)})
     begun: list[Move] = []
     try:
         _apply(store, journal, begun)
