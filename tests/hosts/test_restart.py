@@ -228,6 +228,18 @@ def test_a_restart_that_stops_the_server_and_fails_has_tried_the_new_code(host: 
     assert states(host) == [("d-0001", "bad", False, True)]
 
 
+def test_a_log_that_cannot_be_written_does_not_stop_a_deploy_half_way(host: Host, server: Server):
+    """The files are in place by then: whatever happens to what is written on the side, they are tried or taken back."""
+    for name in ("restart.log", "trial.json"):
+        (server.install.state / name).mkdir(parents=True)
+
+    done, proof = push(host, server)
+    error = failed(replace(host, health=server.health(1.0)), server, RolledBackError, "dumb")
+
+    assert (done.state, proof.ok) == ("good", True)
+    assert "d-0001 is back in place" in error.why
+
+
 @pytest.mark.usefixtures("namespaces")
 def test_a_restart_runs_where_the_agent_runs_behind_the_prefix(host: Host, server: Server):
     """With `sudo -n` that is root, with `docker exec` the container: there is one rule, and the lock is there too."""

@@ -8,10 +8,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from ddtree_overlay.remote.asking import ask
+from ddtree_overlay.remote.asking import ask, read_key
+from ddtree_overlay.remote.common import Refusal
 
 
 INFO = json.dumps({"speculative_algorithm": "DDTREE", "speculative_ddtree_overlay_id": "33d0b6569ace"})
@@ -93,3 +95,14 @@ def test_nobody_listens():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         assert ask(f"http://127.0.0.1:{closed.getsockname()[1]}").text == "Connection refused"
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"hush\nhush", "schlüssel".encode(), b"hu\x00sh"])
+def test_a_key_that_cannot_be_sent_is_refused_without_being_shown(tmp_path: Path, content: bytes):
+    """http.client would name the whole header in its error."""
+    (tmp_path / "key").write_bytes(content)
+
+    with pytest.raises(Refusal, match="cannot be used: it is not one line of ASCII text") as caught:
+        read_key(str(tmp_path / "key"))
+
+    assert "hush" not in caught.value.what

@@ -83,16 +83,20 @@ def read_key(path: str | None) -> str:
     """
     if not path:
         return ""
+    fault = "it is not one line of ASCII text"
     try:
-        with open(path, encoding="utf-8") as stream:
-            return stream.read().strip()
-    except (OSError, ValueError) as e:
-        raise Refusal(
-            "failed",
-            f"the API key in {path} cannot be read: {getattr(e, 'strerror', None) or 'it is not text'}",
-            why="nothing was changed",
-            next_step="correct api_key_file in deploy.toml, or let the login read that file",
-        ) from None
+        with open(path, "rb") as stream:
+            key = stream.read(4096).strip().decode("ascii", "replace")
+    except OSError as e:
+        key, fault = "", e.strerror or str(e)
+    if key and key.isascii() and key.isprintable():
+        return key
+    raise Refusal(
+        "failed",
+        f"the API key in {path} cannot be used: {fault}",
+        why="nothing was changed",
+        next_step="correct api_key_file in deploy.toml, or let the login read that file",
+    )
 
 
 def get(url: str, path: str, key: str, seconds: float) -> tuple[int | None, bytes]:

@@ -84,9 +84,13 @@ def restart(trial: Trial, folder: Path, environment: dict[str, str], tick: Calla
         with contextlib.suppress(ValueError):
             signal.signal(number, _go_on)
     log = folder / LOG
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         os.ftruncate(fd, 0)
+    except OSError:
+        # Files are in place that have to be tried or taken back: that matters more than what a command prints.
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
         end = time.monotonic() + trial["restart_timeout"]
         why = ""
         for words in commands(trial):

@@ -48,14 +48,15 @@ def mark(store: Store, kind: str, record: Record, *, operator: str, note: str) -
 
 
 def begin(store: Store, name: str, operator: str, phase: str) -> None:
-    """Note that the trial of the deployment `name` (or "base") has reached `phase`."""
+    """Note that the trial of the deployment `name` (or "base") has reached `phase`; a full disk does not stop it."""
     value = {"id": name, "operator": operator, "phase": phase, "since": time.time()}
-    store.write(store.folder / "trial.json", value)
+    with contextlib.suppress(OSError):
+        store.write(store.folder / "trial.json", value)
 
 
 def end(store: Store) -> None:
     """Note that no trial is running any more."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):
         (store.folder / "trial.json").unlink()
 
 

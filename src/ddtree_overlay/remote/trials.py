@@ -145,7 +145,7 @@ def after_push(site: Site, store: Store, args: dict[str, Any], name: str, before
         proof, output = case.prove(record, want, before, restart=True)
     if proof.ok:
         if known != "good":
-            states.mark(store, "good", record, operator=case.operator, note=proof.why)
+            _mark(case, "good", record, proof.why)
         states.end(store)
         return proof.as_dict()
     tell(f"{name}: {proof.why}")
@@ -167,12 +167,13 @@ def _go_back(case: Case, record: Record, proof: Proof, output: list[str], before
     to = record["previous"] or BASE
     if proof.restarted:
         # First of all: whoever finds this host after a crash must not take the deployment for untried.
-        states.mark(case.store, "bad", record, operator=case.operator, note=proof.why)
+        _mark(case, "bad", record, proof.why)
     states.begin(case.store, name, case.operator, f"it was rolled back to {to}")
     tell(f"rolling back to {to}")
     try:
         rolling.go_back(case.site, case.store, case.operator, to=to, note=f"by itself: {proof.why}")
     except (Refusal, OSError) as e:
+        states.end(case.store)
         step = e.next_step if isinstance(e, Refusal) else ""
         raise Refusal(
             "incomplete",
@@ -199,6 +200,14 @@ def _go_back(case: Case, record: Record, proof: Proof, output: list[str], before
         why="; ".join(filter(None, [f"{name}: {proof.why}", _because(proof, output), _because(after, more)])),
         next_step=_by_hand(case, target),
     )
+
+
+def _mark(case: Case, kind: str, record: Record, note: str) -> None:
+    """As `states.mark`; a full disk must not end a trial half-way."""
+    try:
+        states.mark(case.store, kind, record, operator=case.operator, note=note)
+    except OSError as e:
+        tell(f"{record['id']} is {kind}, but the history could not be written: {e.strerror or e}")
 
 
 def _after_rollback(case: Case, proof: Proof) -> str:
