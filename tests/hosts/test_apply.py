@@ -75,6 +75,20 @@ def test_push_restarts_and_proves(server, exported):
     assert "speculative_ddtree_overlay_id" not in server.info()
 
 
+def test_a_dry_run_sees_whether_a_restart_could_be_run_and_checked(server, exported):
+    """What the server runs now is said; a restart command that is not there is refused before anything is changed."""
+    script, before = exported("well"), listing(server.install.site)
+    done = run(server, script, "push", "--dry-run", *restart(server))
+    assert (done.code, done.json["changed"], done.json["would_change"]) == (0, False, True), done.err
+    assert "no overlay" in done.json["server"]
+    words = [w if w != server.restart[0] else "/no/such/program" for w in restart(server)]
+    done = run(server, script, "push", "--dry-run", *words)
+    assert (done.code, done.json["changed"]) == (1, False)
+    assert "there is no program '/no/such/program'" in done.err
+    assert "next: correct --command" in done.err
+    assert differences(before, listing(server.install.site)) == []
+
+
 def test_a_server_that_does_not_come_up_is_put_back(server, exported):
     """Exit 6, every byte as before, and the old state serves; the advice is for this machine."""
     before = listing(server.install.site)
@@ -121,7 +135,19 @@ def test_confirm_takes_the_operators_word(server, exported):
     assert run(server, script, "confirm").json["changed"] is False
 
 
-@pytest.mark.parametrize("words", [("push", "--restart"), ("push", "--restart", "--url", "http://x"), ("pusj",), ()])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("push", "--restart"),
+        ("push", "--restart", "--url", "http://x"),
+        ("push", "--restart", "--unit", "x", "--url", "127.0.0.1:30000"),
+        ("push", "--restart", "--url", "http://x", "--command", "it's"),
+        ("push", "--lock-wait", "nan"),
+        ("pusj",),
+        (),
+    ],
+    ids=" ".join,
+)
 def test_bad_arguments_end_with_2(server, exported, words):
     """And with what to look at."""
     done = run(server, exported("well"), *words)

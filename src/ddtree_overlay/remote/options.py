@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from typing import Any, NoReturn
 
 
@@ -20,6 +21,7 @@ _CODES = (
     "Exit codes: 0 done or nothing to do, 1 failed and nothing changed, 2 bad arguments, 4 conflict, 5 locked, "
     "6 failed and put back, 7 failed and not put back completely."
 )
+_DAY = 86400
 
 
 class _Parser(ArgumentParser):
@@ -27,6 +29,26 @@ class _Parser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"error: {message}\n  next: see {self.prog} --help\n")
+
+
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= _DAY:
+        raise ArgumentTypeError(f"{text} is not between 0 and {_DAY} seconds")
+    return seconds
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as e:
+        raise ArgumentTypeError(f"{e}: {text}") from e
+
+
+def _url(text: str) -> str:
+    if not re.match(r"https?://[^/\s]+(/\S*)?\Z", text):
+        raise ArgumentTypeError(f"{text!r} is no address such as http://127.0.0.1:30000")
+    return text
 
 
 def read_options(words: list[str]) -> Namespace:
@@ -39,7 +61,7 @@ def read_options(words: list[str]) -> Namespace:
         verb.set_defaults(dry_run=False)
         if name in ("push", "rollback", "confirm"):
             verb.add_argument("--operator", metavar="NAME", default="", help="who does this, for the history")
-            verb.add_argument("--lock-wait", type=float, default=0.0, metavar="SECONDS", help="wait for another run")
+            verb.add_argument("--lock-wait", type=_seconds, default=0.0, metavar="SECONDS", help="wait for another run")
             _add_server(verb, restart=name != "confirm")
     push, rollback, confirm = (verbs.choices[n] for n in ("push", "rollback", "confirm"))
     for verb in (push, rollback):
@@ -56,16 +78,18 @@ def read_options(words: list[str]) -> Namespace:
 
 
 def _add_server(verb: ArgumentParser, *, restart: bool) -> None:
-    verb.add_argument("--url", help="where the server listens, such as http://127.0.0.1:30000")
+    verb.add_argument("--url", type=_url, help="where the server listens, such as http://127.0.0.1:30000")
     verb.add_argument("--api-key-file", metavar="FILE", help="a file with the server's API key")
     if not restart:
         return
     verb.add_argument("--restart", action="store_true", help="restart the server, and go back if it does not come up")
     how = verb.add_mutually_exclusive_group()
     how.add_argument("--unit", default=None, help="its systemd unit")
-    how.add_argument("--command", metavar="LINE", default="", help="the command that restarts it")
-    verb.add_argument("--restart-timeout", type=float, default=120.0, metavar="SECONDS", help="for the restart itself")
-    verb.add_argument("--timeout", type=float, default=300.0, metavar="SECONDS", help="until the server is up")
+    how.add_argument("--command", type=_words, metavar="LINE", default="", help="the command that restarts it")
+    verb.add_argument(
+        "--restart-timeout", type=_seconds, default=120.0, metavar="SECONDS", help="for the restart itself"
+    )
+    verb.add_argument("--timeout", type=_seconds, default=300.0, metavar="SECONDS", help="until the server is up")
 
 
 def trial_of(options: Namespace) -> dict[str, Any] | None:
@@ -75,7 +99,7 @@ def trial_of(options: Namespace) -> dict[str, Any] | None:
     if not options.restart:
         return None
     return {
-        "restart": shlex.split(options.command),
+        "restart": options.command,
         "unit": options.unit,
         "restart_timeout": options.restart_timeout,
         "url": options.url,

@@ -106,7 +106,8 @@ def main(words: list[str], folder: str, manifest: Value) -> int:
         code = EXIT_CODES.get(refusal.kind, FAILED)
         told = {**refusal.as_dict(), "next": export.local(refusal.next_step)}
         value = {"changed": refusal.kind == "incomplete", "error": told.pop("kind"), **told}
-        said = f"error: {told['what']}\n  why:  {told['why']}\n  next: {told['next']}"
+        rows = (("error: ", told["what"]), ("  why:  ", told["why"]), ("  next: ", told["next"]))
+        said = "\n".join(f"{head}{text}" for head, text in rows if text)
     whole = {"schema": SCHEMA, "command": options.verb, "ok": code == 0, "exit_code": code, **value}
     # Nobody may be there any more to read it; what was done is done, and the code speaks of that.
     with contextlib.suppress(OSError):
@@ -134,7 +135,7 @@ def push(options: Namespace, export: Export) -> Answer:
     if not _todo(plan) and not plan["unfinished"] and not trial:
         return value, f"up to date, {there}; nothing was written"
     if options.dry_run:
-        return {**value, "would_change": bool(_todo(plan))}, _dry(value)
+        return _rehearsed({**value, "would_change": bool(_todo(plan))}, trial, export)
     args = {**ids, "changes": changes, "expect": _expected(plan), "trial": trial, **_asked(options)}
     done = export.call("push", args, export.payload())
     live, proof = done["deployment"], done.get("proof")
@@ -162,7 +163,7 @@ def rollback(options: Namespace, export: Export) -> Answer:
     if not plan["undoes"] and not purge and not plan["unfinished"]:
         return value, "nothing to roll back"
     if options.dry_run:
-        return {**value, "would_change": True}, _dry(value)
+        return _rehearsed({**value, "would_change": True}, trial_of(options), export)
     args = {"to": plan["to"], "purge": purge, "expect": _expected(plan), "trial": trial_of(options), **_asked(options)}
     done = export.call("rollback", args)
     live, proof = export.call("status", {})["deployment"], done.get("proof")
@@ -231,9 +232,12 @@ def _asked(options: Namespace) -> Value:
     return {"operator": options.operator or _operator(), "lock_wait": options.lock_wait}
 
 
-def _dry(value: Value) -> str:
+def _rehearsed(value: Value, trial: Value | None, export: Export) -> Answer:
+    """The outcome of a dry run, once it is known that the restart could be run and checked, if one is asked for."""
+    heard = export.call("rehearse", {"trial": trial})["heard"] if trial else None
     add, change, remove = (value["counts"][k] for k in ("add", "change", "remove"))
-    return f"dry run: {add} to add, {change} to change, {remove} to remove; nothing was written"
+    text = f"dry run: {add} to add, {change} to change, {remove} to remove; nothing was written"
+    return {**value, "server": heard}, f"{text}; the server now: {heard}" if heard else text
 
 
 def _operator() -> str:
