@@ -4,27 +4,28 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ddtree_overlay.cli.options import App
 from ddtree_overlay.cli.proposals import Proposal, connections, crew_of, divided
 from ddtree_overlay.cli.proving import require_restart
-from ddtree_overlay.cli.selecting import Fleet
+from ddtree_overlay.cli.selecting import Fleet, Target
 from ddtree_overlay.cli.targets import bundles, operator
-from ddtree_overlay.errors import UsageError
+from ddtree_overlay.errors import OverlayError, UsageError
 from ddtree_overlay.reports import counted
 
 
 if TYPE_CHECKING:
-    from ddtree_overlay.crew import Crew
+    from ddtree_overlay.crew import Crew, Say
     from ddtree_overlay.fleet import Outcome
-    from ddtree_overlay.members import PushMember
+    from ddtree_overlay.members import Prospect, PushMember, Retrospect
 
 
+P = TypeVar("P", bound="Prospect | Retrospect")
 PARALLEL = click.Option(
     ["--parallel"],
     type=click.IntRange(1, 256),
@@ -64,11 +65,9 @@ def push_to_fleet(
     _require_restart(fleet, restart=restart)
     stored, crew = bundles(app, fleet), crew_of(app, parallel)
     with connections(app, fleet) as reach:
-        app.screen.note(f"{fleet.label}: planning on {counted(len(fleet.targets), 'host')}")
-        found, errors = divided(
-            fleet, crew.each(fleet.targets, lambda t, say: members.look_ahead(reach(t), stored, say, restart=restart))
+        found, errors = _looked(
+            app, fleet, crew, lambda t, say: members.look_ahead(reach(t), stored, say, restart=restart)
         )
-        members.refuse_twins((name, p.place) for name, p in found.items())
         rows = {name: fleet_reports.push_row(p.status, p.plan) for name, p in found.items()}
         plans = {name: p.plan.as_dict() for name, p in found.items()}
         current = frozenset(name for name, p in found.items() if p.is_current)
@@ -84,6 +83,22 @@ def push_to_fleet(
             if restart or t.name not in current
         ]
         return _push_team(proposal, crew, team, canaries=canary or 0, proving=restart)
+
+
+def _looked(
+    app: App, fleet: Fleet, crew: Crew, look: Callable[[Target, Say], P]
+) -> tuple[dict[str, P], dict[str, OverlayError]]:
+    """What every host looks like and what would be done there, or why it cannot be; nothing is written.
+
+    Raises:
+        UsageError: Two names lead to the same package.
+    """
+    from ddtree_overlay.members import refuse_twins
+
+    app.screen.note(f"{fleet.label}: planning on {counted(len(fleet.targets), 'host')}")
+    found, errors = divided(fleet, crew.each(fleet.targets, look))
+    refuse_twins((name, plan.place) for name, plan in found.items())
+    return found, errors
 
 
 def _push_team(proposal: Proposal, crew: Crew, team: Sequence[PushMember], *, canaries: int, proving: bool) -> int:
@@ -136,14 +151,9 @@ def rollback_of_fleet(
 
     crew = crew_of(app, parallel)
     with connections(app, fleet) as reach:
-        app.screen.note(f"{fleet.label}: planning on {counted(len(fleet.targets), 'host')}")
-        found, errors = divided(
-            fleet,
-            crew.each(
-                fleet.targets, lambda t, say: members.look_back(reach(t), to=to, purge=purge, say=say, restart=restart)
-            ),
+        found, errors = _looked(
+            app, fleet, crew, lambda t, say: members.look_back(reach(t), to=to, purge=purge, say=say, restart=restart)
         )
-        members.refuse_twins((name, r.place) for name, r in found.items())
         rows = {name: fleet_reports.rollback_row(r.status, r.plan, r.goal) for name, r in found.items()}
         plans = {name: r.plan.as_dict() for name, r in found.items()}
         current = frozenset(name for name, r in found.items() if r.is_current)
