@@ -195,7 +195,7 @@ def _outcome_row(outcome: Outcome, words: Mapping[str, str], planned: Row | None
     now = "?"
     if planned and outcome.fate not in {"incomplete", "unknown"}:
         now = (planned.after if outcome.fate == "changed" else planned.before) or "none"
-    why = outcome.error.what if outcome.error else deployment
+    why = outcome.error.what.removeprefix(f"{outcome.host}: ") if outcome.error else deployment
     return [(outcome.host, ""), (text, style), (now, ""), (why, "bad" if outcome.error else "dim")]
 
 

@@ -334,7 +334,7 @@ def test_a_host_is_changed_once_however_often_it_is_named(run, workspace):
     done = run("rollback", "--host", "a", "--host", "alias", "--yes")
     assert done.code == 2, done.err
     assert "a and alias are the same SGLang on the same machine" in done.err
-    assert run("status", "--host", "a", "--host", "b").out.startswith("2 hosts: overlay")
+    assert run("status", "--host", "a", "--host", "b").out.startswith("a, b: overlay")
 
 
 @pytest.mark.usefixtures("three")

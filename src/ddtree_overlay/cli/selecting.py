@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ddtree_overlay.config import Host
 from ddtree_overlay.errors import UsageError
 from ddtree_overlay.manifest import sha256
+from ddtree_overlay.reports import listed
 
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def find_targets(
         *(word for name in dict.fromkeys(host) for word in ("--host", name)),
     ]
     rest = (*option_words("--python", python), *app.flags)
-    label = group[0] if len(set(group)) == 1 and not host else f"{len(names)} hosts"
+    label = group[0] if len(set(group)) == 1 and not host else listed(names, 3)
     targets = tuple(find_target(app, host=name, python=python) for name in names)
     return Fleet(label, shlex.join([*words, *rest]), targets, rest)
 
