@@ -378,10 +378,29 @@ def test_a_second_pusher_is_refused_while_a_server_is_waited_for(host: Host, ser
     assert states(host) == [("d-0001", "bad", False, True)]
 
 
-def test_an_agent_that_is_killed_leaves_a_pending_deployment_and_says_so(host: Host, server: Server):
-    """kill -9 while the server is waited for: the next contact sees how far it came, and what to do."""
-    thread = in_background(replace(host, health=server.health(20.0)), server, "dumb")
-    until(lambda: trial(server).get("phase") == "the server was waited for")
+@pytest.mark.parametrize(
+    ("name", "phase", "state", "kept"),
+    [
+        ("d-0001", "the server was restarted", "applied", ("d-0001", "pending", True, False)),
+        ("d-0001", "the server was waited for", "applied", ("d-0001", "pending", True, False)),
+        ("base", "the server was restarted", "pristine", ("d-0001", "bad", False, True)),
+        ("base", "the server was waited for", "pristine", ("d-0001", "bad", False, True)),
+    ],
+)
+def test_an_agent_that_is_killed_leaves_a_state_that_says_what_to_do(
+    host: Host, server: Server, *, name: str, phase: str, state: str, kept: tuple[str, str, bool, bool]
+):
+    """kill -9 in each phase: all files or none, the next contact sees how far it came, and the next push heals it."""
+    slow = server.folder / "slow"
+    slow.write_text(f"#!/bin/sh\n[ -e {server.folder}/fast ] || sleep 1\nexec {server.restart[0]}\n")
+    slow.chmod(0o755)
+    timeout = 0.5 if name == "base" and "restarted" in phase else 2.0
+    thread = in_background(replace(host, restart=(str(slow),), health=server.health(timeout)), server, "dumb")
+    if name == "base":
+        until(lambda: trial(server).get("phase") == "the server was waited for")
+        # Neither the new state nor the old one comes up.
+        (server.folder / "broken").touch()
+    until(lambda: (trial(server).get("id"), trial(server).get("phase")) == (name, phase))
     for pid in agents(server):
         os.kill(pid, signal.SIGKILL)
     thread.join(20)
@@ -389,14 +408,13 @@ def test_an_agent_that_is_killed_leaves_a_pending_deployment_and_says_so(host: H
     with open_transport(host) as transport:
         found = deploy.status(transport)
     text = "\n".join(plain(line) for line in status_lines(found))
-    assert (found.state, found.deployment.state, found.unfinished) == ("applied", "pending", "")
-    assert "its trial was cut off while the server was waited for" in text
-    assert "ddtree-overlay push --host gpu --restart" in text and "ddtree-overlay confirm --host gpu" in text
+    assert (found.state, found.unfinished, states(host)) == (state, "", [kept])
+    assert f"the trial of {name} was cut off while {phase}" in text
+    assert ("ddtree-overlay push --host gpu --restart" in text) == (state == "applied")
 
-    error = failed(replace(host, health=server.health(1.0)), server, RolledBackError, "dumb")
-    assert error.what.startswith("d-0001 was rolled back")
-    assert states(host) == [("d-0001", "bad", False, True)]
-    assert trial(server) == {}
+    (server.folder / "broken").unlink(missing_ok=True)
+    done, proof = push(replace(host, health=server.health(8.0)), server, mark="healing")
+    assert (done.state, proof.ok, trial(server)) == ("good", True, {})
 
 
 def test_a_unit_that_systemd_gave_up_is_reset_before_it_is_started_again(

@@ -43,9 +43,7 @@ def up(overlay_id: str | None, algorithm: str | None = "DDTREE", kind: str = "up
         (up(NEW, "DFLASH"), up(NEW, "DFLASH"), DONE, False, "other", True),
     ],
 )
-def test_verdict(  # noqa: PLR0917 - the columns of the table above
-    was: Heard, heard: Heard, done: Restarted, changed: bool | None, verdict: str, touched: bool
-):
+def test_verdict(*, was: Heard, heard: Heard, done: Restarted, changed: bool | None, verdict: str, touched: bool):
     """`live` needs the overlay, the algorithm and a token; files go back alone only where no process has new code."""
     found = judge(heard, WANT, Before(was, {7: 1.0}), done, changed=changed)
 

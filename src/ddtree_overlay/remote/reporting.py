@@ -58,7 +58,7 @@ def _state(site: Site, store: Store) -> Seen:
         state, reason = "unrecorded", f"{reason}; its line in {store.folder}/history.jsonl is lost"
     elif record is None and site.importable and not store.holder() and marked(store):
         state, reason = "unrecorded", f"an overlay is in place, and no deployment in {store.folder} put it there"
-    return state, reason, files, record
+    return state, "; ".join(filter(None, [reason, cut_off(store)])), files, record
 
 
 def history(args: dict[str, Any], _: bytes) -> Answer:
@@ -92,11 +92,8 @@ def _summaries(store: Store) -> dict[str, dict[str, Any]]:
                     summary["undone"] = event["time"]
                     # Why the host went back by itself.
                     summary["note"] = summary["note"] or event["note"]
-    tried, why = cut_off(store)
     for summary in found.values():
         summary["current"] = summary["id"] == current
-        if summary["id"] == tried:
-            summary["note"] = why
     return found
 
 

@@ -60,15 +60,15 @@ def end(store: Store) -> None:
         (store.folder / "trial.json").unlink()
 
 
-def cut_off(store: Store) -> tuple[str, str]:
-    """The deployment whose trial was cut off, and a sentence about it; two empty texts when there is none."""
+def cut_off(store: Store) -> str:
+    """A sentence about a trial that was cut off, or "" when there is none; whoever holds the lock may be that trial."""
     try:
         value = json.loads((store.folder / "trial.json").read_bytes())
         name, phase = str(value["id"]), str(value["phase"])
     except (OSError, ValueError, KeyError, TypeError):
-        return "", ""
-    # Whoever holds the lock may be that very trial.
-    return ("", "") if store.holder() else (name, f"its trial was cut off while {phase}; nobody waits for it any more")
+        return ""
+    text = f"the trial of {name} was cut off while {phase}, and nobody waits for it any more: see that the server is up"
+    return "" if store.holder() else text
 
 
 def confirm(args: dict[str, Any], _: bytes) -> Answer:
