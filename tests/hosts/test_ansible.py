@@ -74,9 +74,12 @@ class Fleet:
     servers: dict[str, Server]
     sshds: dict[str, SshServer]
 
-    def play(self, playbook: str, tar: Path, *words: str) -> Played:
-        """Run a playbook of the example."""
+    def play(self, playbook: str, tar: Path, *words: str, lost: bool = False) -> Played:
+        """Run a playbook of the example; with `lost`, for a third host between the two that cannot be reached."""
         hosts = {name: self._variables(name) for name in NAMES}
+        if lost:
+            closed = {**hosts["first"], "ansible_port": 1}
+            hosts = {"first": hosts["first"], "lost": closed, "second": hosts["second"]}
         (self.folder / "inventory.json").write_text(json.dumps({"sglang": {"hosts": hosts}}))
         done = subprocess.run(
             [
@@ -234,4 +237,11 @@ def test_a_rollout_goes_batch_by_batch_and_puts_a_failed_host_back(fleet, overla
     assert (len(first.restarts()), len(second.restarts())) == (6, 5)
     assert fleet.live() == {"first": None, "second": None}
     assert fleet.trees() == pristine
+
+    # A host that cannot be reached stops it as well, after the others of its batch.
+    done = fleet.play("roll-out.yml", one, lost=True)
+    assert (done.code, done.changed("first"), done.changed("second")) == (4, [], []), done.out
+    done = fleet.play("roll-out.yml", one, *BOTH, lost=True)
+    assert (done.code, done.changed("first"), done.changed("second")) == (4, [PUSH], []), done.out
+    assert fleet.live() == {"first": one_id, "second": None}
     assert list(Path(tempfile.gettempdir()).glob("ddtree-*/apply.py")) == []
