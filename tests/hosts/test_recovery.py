@@ -14,7 +14,7 @@ from tests.support.installs import bundle_for
 from tests.support.trees import differences, listing
 
 from ddtree_overlay import deploy
-from ddtree_overlay.errors import ConnectionFailedError, RolledBackError
+from ddtree_overlay.errors import ConnectionFailedError, OverlayError, RolledBackError
 from ddtree_overlay.hosts import protocol
 from ddtree_overlay.hosts.transport import open_transport
 
@@ -67,6 +67,27 @@ def test_a_push_killed_after_its_commit_counts(tiny, near, monkeypatch):
     deploy.rollback(near, to="d-0001")
     assert {p: (tiny.root / p).read_bytes() for p in RESULTS} == RESULTS
     assert deploy.status(near).state == "applied"
+
+
+def test_a_history_that_a_line_was_taken_out_of_does_not_hide_an_interruption(tiny, near, monkeypatch):
+    """As the message about a damaged line advises; a push that is killed afterwards is no older one that was whole."""
+    for value in (5, 6, 7):
+        bundle, files = bundle_for(tiny.root, {"srt/a.py": b"VALUE = %d\n" % value})
+        deploy.push(near, deploy.plan_push(near, bundle, files), files, operator="x")
+    history = tiny.state / "history.jsonl"
+    first, _, last = history.read_bytes().splitlines(keepends=True)
+    history.write_bytes(first + b"\0garbage\n" + last)
+    with pytest.raises(OverlayError, match="damaged") as caught:
+        deploy.status(near)
+    subprocess.run(str(caught.value.next_step).removeprefix("on the host: ").split(";")[0], shell=True, check=True)
+    before = listing(tiny.root)
+
+    with sabotaged(monkeypatch, "swap", "put", 2), pytest.raises(ConnectionFailedError):
+        push_of(near, tiny)()
+
+    assert "was interrupted" in deploy.status(near).unfinished
+    deploy.rollback(near, to="d-0003")
+    assert differences(before, listing(tiny.root)) == []
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])

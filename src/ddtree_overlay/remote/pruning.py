@@ -79,7 +79,7 @@ def prune(store: Store, keep: int = KEEP) -> list[str]:
         last = next(e for e in reversed(events) if e["id"] == name)
         fields = {k: last[k] for k in ("id", "overlay_id", "operator")}
         event = {**fields, "event": PRUNED, "current": current, "before": current, "note": ""}
-        store.append({**event, "txn": len(store.events()), "time": time.time()})
+        store.append({**event, "txn": store.next_txn(), "time": time.time()})
         # What cannot be removed now is removed at the next contact: its line says that it may go.
         with contextlib.suppress(OSError):
             shutil.rmtree(store.deployment(name))

@@ -265,7 +265,7 @@ def _rebuild_history(store: Store, lost: Record) -> None:
         event = history_event(record, "push", record["id"], record["previous"], record["operator"])
         written = (store.deployment(record["id"]) / "manifest.json").stat().st_mtime
         note = "its line was lost, and rebuilt from its record"
-        store.append({**event, "note": note, "txn": len(store.events()), "time": written})
+        store.append({**event, "note": note, "txn": store.next_txn(), "time": written})
 
 
 def _undo_deployments(

@@ -44,7 +44,7 @@ def mark(store: Store, kind: str, record: Record, *, operator: str, note: str) -
     events = store.events()
     live = events[-1]["current"] if events else None
     event = history_event(record, kind, live, live, operator)
-    store.append({**event, "note": note, "txn": len(events), "time": time.time()})
+    store.append({**event, "note": note, "txn": store.next_txn(), "time": time.time()})
 
 
 def begin(store: Store, name: str, operator: str, phase: str) -> None:

@@ -69,6 +69,10 @@ class Store:
         """Add one event, durably. This is the moment in which a transaction counts as done."""
         append_line(self.folder / "history.jsonl", json.dumps(event, sort_keys=True).encode())
 
+    def next_txn(self) -> int:
+        """A number that no event has. A count would do until somebody takes a damaged line out of the history."""
+        return max((int(e["txn"]) for e in self.events()), default=-1) + 1
+
     def current(self) -> Record | None:
         """The record of the deployment that is live, or None."""
         events = self.events()

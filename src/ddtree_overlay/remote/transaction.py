@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import swap
+from . import ages, swap
 from .common import Refusal, digest_of_file, inside
 from .damage import checksum
 from .durable import fsync_folder, sync_tree
@@ -76,7 +76,7 @@ def run(store: Store, moves: list[Move], event: dict[str, Any], *, make: list[st
     Raises:
         Refusal: `rolled-back` if it failed and everything was put back, `incomplete` if something could not be.
     """
-    event = {**event, "txn": len(store.events()), "time": time.time()}
+    event = {**event, "txn": store.next_txn(), **_stamp()}
     _prepare(store, moves, event)
     caches = {str(Path(name).parent) for move in moves for name in move["bytecode"]}
     make = [*make, *sorted(c for c in caches if not inside(store.root, c).is_dir())]
@@ -127,8 +127,13 @@ def recover(store: Store, version: str | None = None) -> str:
 
 def _failure(journal: dict[str, Any], kind: str, note: str) -> dict[str, Any]:
     event = journal["event"]
-    current = event["before"]
-    return {**event, "event": kind, "of": event["event"], "current": current, "note": note, "time": time.time()}
+    begun = {k: event[k] for k in ("time", "boot", "up") if k in event}
+    changed = {"event": kind, "of": event["event"], "current": event["before"], "note": note, "begun": begun}
+    return {**event, **changed, **_stamp()}
+
+
+def _stamp() -> dict[str, Any]:
+    return {"time": time.time(), **ages.now()}
 
 
 def _prepare(store: Store, moves: list[Move], event: dict[str, Any]) -> None:
