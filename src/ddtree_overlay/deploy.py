@@ -84,7 +84,7 @@ def _push_plan(transport: Transport, bundle: Bundle, result: Mapping[str, Any]) 
         actions=tuple(_action(a, lines) for a in result["actions"]),
         blockers=_problems(result["blockers"], transport.target),
         warnings=tuple(remarks.on_push(result, bundle.release, _fate(transport.target))),
-        processes=_processes(result["processes"], None),
+        processes=_processes(result["processes"]),
         unfinished=result["unfinished"],
     )
 
@@ -191,7 +191,7 @@ def plan_rollback(transport: Transport, *, to: str | None = None, purge: bool = 
         actions=tuple(_action(a, {}) for a in result["actions"]),
         blockers=_problems(result["blockers"], transport.target),
         warnings=warnings,
-        processes=_processes(result["processes"], None),
+        processes=_processes(result["processes"]),
         purge=purge and result["to"] == "base" and result["state_folder"],
         unfinished=result["unfinished"],
     )
@@ -270,7 +270,7 @@ def status_of(transport: Transport, result: Mapping[str, Any]) -> Status:
         deployment=live,
         overlay_id=live.overlay_id if live else None,
         files=tuple(FileStatus(**f) for f in result["files"]),
-        processes=_processes(result["processes"], live.time if live else 0.0),
+        processes=_processes(result["processes"]),
         unfinished=result["unfinished"],
         ephemeral=result["container"]["ephemeral"],
         warnings=tuple(remarks.on_host(result, _fate(transport.target))),
@@ -324,10 +324,9 @@ def _problems(raw: Sequence[Mapping[str, str]], target: str) -> tuple[Problem, .
     return tuple(Problem(r["kind"], r["what"], r["why"], r["next"].replace("{target}", target)) for r in raw)
 
 
-def _processes(raw: Sequence[Mapping[str, Any]], since: float | None) -> tuple[Process, ...]:
-    return tuple(
-        Process(p["pid"], p["command"], p["started"], stale=since is None or p["started"] < since) for p in raw
-    )
+def _processes(raw: Sequence[Mapping[str, Any]]) -> tuple[Process, ...]:
+    """For a plan every process is from before."""
+    return tuple(Process(p["pid"], p["command"], p["started"], stale=p.get("stale", True)) for p in raw)
 
 
 def _fate(target: str) -> str:

@@ -45,7 +45,7 @@ class FileAction(_Data):
 
 @dataclass(frozen=True, slots=True)
 class Process(_Data):
-    """A running process of the host's interpreter that names sglang; a stale one has code from before the push."""
+    """A running process of the host's interpreter that names sglang; a stale one has other code than is there now."""
 
     pid: int
     command: str

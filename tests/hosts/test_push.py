@@ -276,6 +276,8 @@ def test_running_servers_are_named(tiny, near):
         time.sleep(1.1)
         deploy.push(near, plan, files, operator="x")
         assert [(p.pid, p.stale) for p in deploy.status(near).processes] == [(server.pid, True)]
+        deploy.rollback(near)
+        assert [(p.pid, p.stale) for p in deploy.status(near).processes] == [(server.pid, False)]
     finally:
         server.kill()
         server.wait()

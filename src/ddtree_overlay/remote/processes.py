@@ -20,8 +20,9 @@ _AGENT = re.compile(rb"ddtree-[0-9a-f]{32}\Z")
 
 
 def running() -> list[dict[str, Any]]:
-    """Processes of this interpreter whose command line names sglang: pid, parent, command, start (seconds since 1970).
+    """Processes of this interpreter whose command line names sglang.
 
+    Each has pid, parent, command, and its start in seconds since 1970 and since the machine was started.
     Processes of other users whose executable may not be read are left out, as are those in other pid namespaces.
     Secrets on a command line (`--api-key`) are blotted out here, so that they do not leave the host.
     """
@@ -40,9 +41,10 @@ def running() -> list[dict[str, Any]]:
             fields = (folder / "stat").read_bytes().rpartition(b")")[2].split()
         except OSError:
             continue
-        started = boot + int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        up = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         command = b" ".join(without_secrets(words)).decode("utf-8", "replace").strip()
-        found.append({"pid": int(name), "parent": int(fields[1]), "command": command[:200], "started": started})
+        times = {"started": boot + up, "up": up}
+        found.append({"pid": int(name), "parent": int(fields[1]), "command": command[:200], **times})
     return sorted(found, key=lambda p: int(p["pid"]))
 
 

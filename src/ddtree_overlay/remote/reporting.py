@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
 
-from . import planning
+from . import ages, planning
 from .common import Refusal, inside
 from .damage import marked
 from .facts import container
@@ -30,9 +32,17 @@ def status(args: dict[str, Any], _: bytes) -> Answer:
     state, reason, files, record = _seen(site, store)
     result = {**describe(site, args), "state": state, "reason": reason, "files": files, "unfinished": unfinished(store)}
     result["deployment"] = _summaries(store).get(record["id"]) if record else None
-    result["processes"] = running()
+    result["processes"] = [{**p, "stale": s} for p, s in _aged(store)]
     result["container"] = container(site.root)
     return result, b""
+
+
+def _aged(store: Store) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The running processes, each with whether it has other code than is there now."""
+    found, at, wall = running(), ages.now(), time.time()
+    events = store.events() if found else []
+    for process in found:
+        yield process, ages.outdated(events, process["started"], at, wall)
 
 
 def _seen(site: Site, store: Store) -> Seen:
