@@ -77,7 +77,7 @@ def test_push_with_a_restart_says_what_it_waits_for_and_exits_0(run: Run):
 def test_a_failed_push_exits_6_and_says_what_became_of_the_host(run: Run, configured: Path, server: Server):
     """One error with what, why and the next command, on stderr and as JSON; the tree is as it was, byte for byte."""
     build(configured, server, "dumb")
-    configure(configured, server, timeout=1.5)
+    configure(configured, server, timeout=4.0)
     before = listing(server.install.root)
 
     done = run("push", "--host", "gpu", "--restart", "--yes", "--json")

@@ -131,7 +131,7 @@ def test_a_server_that_does_not_come_up_well_is_rolled_back(host: Host, server: 
     good, _ = push(host, server)
     before = tree(server)
 
-    error = failed(replace(host, health=server.health(2.0)), server, RolledBackError, mode)
+    error = failed(replace(host, health=server.health(4.0)), server, RolledBackError, mode)
 
     assert error.exit_code == 6
     assert error.what.startswith("d-0002 was rolled back: ") and says in error.what
@@ -146,7 +146,7 @@ def test_the_first_push_is_rolled_back_to_the_base(host: Host, server: Server):
     """Without any deployment below it, what has to serve again is the install as it was, not one byte more."""
     before = tree(server)
 
-    error = failed(host, server, RolledBackError, "crash")
+    error = failed(replace(host, health=server.health(4.0)), server, RolledBackError, "crash")
 
     assert "base is back in place: the server runs no overlay" in error.why
     assert differences(before, tree(server)) == []
@@ -234,7 +234,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_a_deploy_half_way(host: Host
         (server.install.state / name).mkdir(parents=True)
 
     done, proof = push(host, server)
-    error = failed(replace(host, health=server.health(1.0)), server, RolledBackError, "dumb")
+    error = failed(replace(host, health=server.health(4.0)), server, RolledBackError, "dumb")
 
     assert (done.state, proof.ok) == ("good", True)
     assert "d-0001 is back in place" in error.why
@@ -295,7 +295,8 @@ def test_files_that_cannot_be_put_back_make_it_incomplete(host: Host, server: Se
     script.write_text(f"#!/bin/sh\necho 'MINE = 1' >> {module}\nexec {server.restart[0]}\n")
     script.chmod(0o755)
 
-    error = failed(replace(host, restart=(str(script),)), server, RollbackIncompleteError, "dumb")
+    meddled = replace(host, restart=(str(script),), health=server.health(1.0))
+    error = failed(meddled, server, RollbackIncompleteError, "dumb")
 
     assert "its files could not be put back" in error.what
     assert "ddtree-overlay diff --host gpu" in error.next_step
@@ -346,7 +347,7 @@ def test_a_host_goes_back_by_itself_when_the_client_is_cut_off(host: Host, serve
     """The connection ends while the server is waited for: the host still rolls back, restarts and checks."""
     good, _ = push(host, server)
     before = tree(server)
-    thread = in_background(replace(host, health=server.health(2.5)), server, "dumb")
+    thread = in_background(replace(host, health=server.health(4.0)), server, "dumb")
     until(lambda: trial(server).get("phase") == "the server was waited for" and trial(server)["id"] == "d-0002")
 
     for pid in sessions_of(sshd):
@@ -413,7 +414,7 @@ def test_an_agent_that_is_killed_leaves_a_state_that_says_what_to_do(
     assert ("ddtree-overlay push --host gpu --restart" in text) == (state == "applied")
 
     (server.folder / "broken").unlink(missing_ok=True)
-    done, proof = push(replace(host, health=server.health(8.0)), server, mark="healing")
+    done, proof = push(host, server, mark="healing")
     assert (done.state, proof.ok, trial(server)) == ("good", True, {})
 
 

@@ -150,7 +150,7 @@ class Server:
         """A restart command that works."""
         return (str(self.folder / "restart"),)
 
-    def health(self, timeout: float = 4.0, **more: Any) -> Health:
+    def health(self, timeout: float = 10.0, **more: Any) -> Health:
         """How to ask the server."""
         return Health(f"http://127.0.0.1:{self.port}", timeout, **more)
 
