@@ -46,8 +46,8 @@ def servers(tmp_path_factory):
 
 @pytest.fixture
 def three(tmp_path, servers, workspace):
-    """The hosts a, b and c, pristine, with one bundle that fits all of them."""
-    fleet = machines(tmp_path / "hosts", servers, dict.fromkeys("abc"))
+    """The hosts a and b, and c on this machine, pristine, with one bundle that fits all of them."""
+    fleet = machines(tmp_path / "hosts", [*servers[:2], None], dict.fromkeys("abc"))
     write_workspace(workspace, fleet)
     return fleet
 

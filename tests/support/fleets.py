@@ -43,8 +43,14 @@ class Machine:
 
     name: str
     install: Install
-    server: SshServer
+    server: SshServer | None
     before: Listing
+
+    def toml(self) -> str:
+        """The host as a table of deploy.toml."""
+        python = str(self.install.python)
+        local = f'[hosts.{self.name}]\ntransport = "local"\npython = "{python}"\n'
+        return f"{self.server.toml(self.name, python) if self.server else local}timeout = 5\n"
 
     def sabotage(self, action: str, at: str = "/sglang/srt/b.py") -> Path:
         """From now on, `action` happens when a file is renamed to `at`; removing the file that is given ends it."""
@@ -80,9 +86,9 @@ class Machine:
 
 
 def machines(
-    folder: Path, servers: Sequence[SshServer], bases: Mapping[str, Mapping[str, bytes] | None]
+    folder: Path, servers: Sequence[SshServer | None], bases: Mapping[str, Mapping[str, bytes] | None]
 ) -> dict[str, Machine]:
-    """A tiny SGLang for each name in `bases`, with the files given there or the usual ones."""
+    """A tiny SGLang for each name in `bases`, with the files given there or the usual ones; local without a server."""
     found = {}
     for number, (name, files) in enumerate(bases.items()):
         python, site = new_venv(folder / name)
@@ -94,7 +100,7 @@ def machines(
 
 def write_workspace(workspace: Path, fleet: Mapping[str, Machine], results: Mapping[str, bytes] = RESULTS) -> str:
     """A deploy.toml with these hosts as the group gpu, and the bundle for the first; gives its overlay id."""
-    tables = [m.server.toml(m.name, str(m.install.python)) + "timeout = 5\n" for m in fleet.values()]
+    tables = [machine.toml() for machine in fleet.values()]
     names = ", ".join(f'"{name}"' for name in fleet)
     (workspace / "deploy.toml").write_text("\n".join([*tables, "[groups]", f"gpu = [{names}]", ""]))
     return save_bundle(workspace, next(iter(fleet.values())), results)
