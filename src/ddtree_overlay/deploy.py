@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ddtree_overlay.errors import ConflictError, OverlayError, UsageError
@@ -97,10 +97,11 @@ def push(
     operator: str,
     lock_wait: float = 0,
     stage: str = "",
+    progress: Callable[[str], None] | None = None,
 ) -> Deployment:
     """Carry out exactly `plan`; the host checks every digest again under its lock.
 
-    With `stage` the bytes are on the host already, in the stage of this name.
+    With `stage` the bytes are on the host already, in the stage of this name. `progress` is told whom it waits for.
 
     Returns:
         The deployment that is live afterwards. A plan that is a no-op writes nothing.
@@ -117,7 +118,7 @@ def push(
         args, payload = push_request(plan, files, operator=operator, lock_wait=lock_wait)
         if stage:
             args, payload = {**args, "stage": stage}, b""
-        result = transport.call("push", args, payload).result
+        result = transport.call("push", args, payload, progress=progress).result
         tell_recovered(transport, result)
         done = result["deployment"]
         if done is not None:
@@ -205,6 +206,7 @@ def rollback(
     operator: str = "",
     plan: RollbackPlan | None = None,
     lock_wait: float = 0,
+    progress: Callable[[str], None] | None = None,
 ) -> RollbackResult:
     """Go back to the exact bytes, modes and absence of files of an earlier state, and check that this worked.
 
@@ -214,7 +216,8 @@ def rollback(
     plan.check()
     if plan.is_noop and not plan.unfinished:
         return RollbackResult(transport.name, (), plan.to, 0, 0, 0, purged=False, verified=0)
-    result = transport.call("rollback", rollback_request(plan, operator=operator, lock_wait=lock_wait)).result
+    args = rollback_request(plan, operator=operator, lock_wait=lock_wait)
+    result = transport.call("rollback", args, progress=progress).result
     tell_recovered(transport, result)
     return rollback_result(transport.name, result)
 

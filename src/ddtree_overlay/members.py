@@ -113,7 +113,7 @@ def roll_back(
         done, proof = proving.rollback(transport, found.plan, operator=operator, progress=say, lock_wait=lock_wait)
         after = f", live: {proof.why}"
     else:
-        done = deploy.rollback(transport, plan=found.plan, operator=operator, lock_wait=lock_wait)
+        done = deploy.rollback(transport, plan=found.plan, operator=operator, lock_wait=lock_wait, progress=say)
         after = ", backups and history removed" if done.purged else ""
     say(f"back to {done.to}, {done.verified} files verified{after}")
 
@@ -172,7 +172,7 @@ class PushMember:
         args, payload = deploy.push_request(
             plan, self.prospect.files, operator=self._operator, lock_wait=self._lock_wait
         )
-        self.transport.call("stage", {**args, "stage": self._stage}, payload)
+        self.transport.call("stage", {**args, "stage": self._stage}, payload, progress=say)
         say("staged and checked")
 
     def unstage(self, _: Say) -> None:
@@ -195,6 +195,7 @@ class PushMember:
             operator=self._operator,
             lock_wait=self._lock_wait,
             stage=self._stage,
+            progress=say,
         )
         say(f"swapped, {self.deployment.id} with {self.deployment.files} files verified")
 

@@ -116,7 +116,7 @@ def push(
     trial = trial_of(transport.host)
     plan.check()
     args, payload = deploy.push_request(plan, files, operator=operator, lock_wait=lock_wait)
-    total = _total(trial, lock_wait)
+    total = _total(trial)
     result = transport.call("push", {**args, "trial": trial}, payload, total=total, progress=progress).result
     deploy.tell_recovered(transport, result)
     if result["deployment"] is None:
@@ -137,7 +137,7 @@ def rollback(
     trial = trial_of(transport.host)
     plan.check()
     args = deploy.rollback_request(plan, operator=operator, lock_wait=lock_wait)
-    total = _total(trial, lock_wait)
+    total = _total(trial)
     result = transport.call("rollback", {**args, "trial": trial}, total=total, progress=progress).result
     deploy.tell_recovered(transport, result)
     return deploy.rollback_result(transport.name, result), Proof.from_json(result["proof"])
@@ -163,7 +163,7 @@ def prove(transport: Transport, deployment: Deployment | None, *, restart: bool,
     trial = trial_of(transport.host)
     name = deployment.id if deployment else None
     args = {"trial": trial, "deployment": name, "restart": restart, "operator": "", "lock_wait": 0}
-    return Proof.from_json(transport.call("prove", args, total=_total(trial, 0), progress=progress).result["proof"])
+    return Proof.from_json(transport.call("prove", args, total=_total(trial), progress=progress).result["proof"])
 
 
 def settle(transport: Transport, deployment: Deployment, proof: Proof, *, operator: str) -> Deployment:
@@ -198,6 +198,6 @@ def confirm(transport: Transport, *, operator: str, note: str = "", lock_wait: f
     return found, result["before"] == "good"
 
 
-def _total(trial: Mapping[str, Any], lock_wait: float) -> float:
+def _total(trial: Mapping[str, Any]) -> float:
     """The longest that a push with everything that may follow it can take: two restarts, two waits, and the rest."""
-    return float(lock_wait + 2 * (trial["restart_timeout"] + trial["timeout"]) + TOTAL_SECONDS)
+    return float(2 * (trial["restart_timeout"] + trial["timeout"]) + TOTAL_SECONDS)

@@ -173,9 +173,9 @@ class Recorder:
     def __enter__(self) -> None:
         self._real = Direct.call
 
-        def call(transport, op, args, payload=b"", *, timeout=None):
+        def call(transport, op, args, payload=b"", **more):
             try:
-                return self._real(transport, op, args, payload, timeout=timeout)
+                return self._real(transport, op, args, payload, **more)
             finally:
                 self.call = transport.last if transport.last[0] else self.call
 

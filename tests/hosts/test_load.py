@@ -238,3 +238,36 @@ def test_after_a_killed_agent_nobody_waits(tiny, push):
         assert not (tiny.root / "srt/new/c.py").exists()
         assert (tiny.root / "srt/a.py").read_bytes() == b"VALUE = 1\n"
     assert time.monotonic() - start < 30
+
+
+#: The operator's side of a push that has to wait; says for whom.
+WAITING = CLIENT.replace('"ann@desk")', '"bob@desk", lock_wait=60, progress=lambda text: print(text, flush=True))')
+
+
+def test_a_push_that_nobody_waits_for_any_more_does_not_begin(tiny, sshd, tmp_path):
+    """Its operator has gone away while it waited for the lock: minutes later nobody expects a change (vespa#6474)."""
+    host = sshd.host(python=str(tiny.python))
+    (tmp_path / "push").write_bytes(pickle.dumps((host, *bundle_for(tiny.root, RESULTS))))
+    before = listing(tiny.root)
+    with lock.held(tiny.state, "ann@desk", "push", 0):
+        client = subprocess.Popen([sys.executable, "-c", WAITING, tmp_path / "push"], stdout=subprocess.PIPE)
+        try:
+            assert client.stdout is not None
+            told = client.stdout.readline().decode()
+            assert told.startswith(f"waiting: ann@desk (pid {os.getpid()}) has been running a push here since"), told
+        finally:
+            client.kill()
+            client.wait()
+        Push.wait(lambda: not sessions_of(sshd))
+    Push.wait(lambda: not agents_of(tiny))
+    assert differences(before, listing(tiny.root)) == []
+    with open_transport(host) as transport:
+        assert deploy.history(transport) == []
+
+
+def agents_of(tiny):
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found += [file] if file.read_bytes().split(b"\0")[0] == os.fsencode(tiny.python) else []
+    return found

@@ -186,12 +186,12 @@ def test_a_modified_base_is_a_conflict(sglang, here):
 
 
 def test_a_base_patched_by_hand_is_up_to_date_but_warned_about(tiny, near):
-    """Everything is in place without a deployment: nothing to do, and said that it cannot be rolled back."""
+    """Everything is in place without a deployment: nothing to do, and said that there is no way to roll back."""
     bundle, files = bundle_for(tiny.root, {"srt/a.py": b"VALUE = 5\n"})
     (tiny.root / "srt/a.py").write_bytes(files["srt/a.py"])
     plan = deploy.plan_push(near, bundle, files)
     assert plan.is_noop
-    assert any("cannot be rolled back" in w for w in plan.warnings)
+    assert any("no way to roll back" in w for w in plan.warnings)
 
 
 def test_a_half_patched_base_without_a_deployment_is_refused(tiny, near):

@@ -46,11 +46,8 @@ class Direct:
         #: The last call that changes files: operation, arguments, payload.
         self.last: tuple[str, dict[str, Any], bytes] = ("", {}, b"")
 
-    def call(
-        self, op: str, args: Mapping[str, Any], payload: bytes = b"", *, timeout: float | None = None
-    ) -> protocol.Reply:
-        """As every transport."""
-        del timeout
+    def call(self, op: str, args: Mapping[str, Any], payload: bytes = b"", **_: object) -> protocol.Reply:
+        """As every transport; nobody waits, and nobody is told anything."""
         full = json.loads(json.dumps({**args, "root": self.root}))
         if op in agent.MUTATING:
             self.last = (op, full, payload)

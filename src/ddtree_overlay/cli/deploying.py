@@ -80,7 +80,8 @@ def push(app: App, target: Target, *, restart: bool, yes: bool, dry_run: bool, l
         with _cancelled_half_way(target):
             if restart:
                 return _push_and_prove(app, target, transport, plan, files, lock_wait=lock_wait)
-            done = deploy.push(transport, plan, files, operator=operator(), lock_wait=lock_wait)
+            tell = teller(app, target)
+            done = deploy.push(transport, plan, files, operator=operator(), lock_wait=lock_wait, progress=tell)
     value = {"changed": True, "plan": plan.as_dict(), "deployment": done.as_dict() if done else None}
     return app.finish("push", value, [deployed_line(plan, done)])
 
@@ -147,7 +148,8 @@ def rollback(
         with _cancelled_half_way(target):
             if restart:
                 return _rollback_and_prove(app, target, transport, plan, lock_wait=lock_wait)
-            done = deploy.rollback(transport, plan=plan, to=to, purge=purge, operator=operator(), lock_wait=lock_wait)
+            tell = teller(app, target)
+            done = deploy.rollback(transport, plan=plan, operator=operator(), lock_wait=lock_wait, progress=tell)
     value = {"changed": True, "plan": plan.as_dict(), "result": done.as_dict()}
     return app.finish("rollback", value, [rolled_back_line(done)])
 

@@ -50,8 +50,8 @@ class Transport(Protocol):
     ) -> Reply:
         """Run one operation.
 
-        `timeout` is the number of seconds without any progress (default: the host's), `total` with it; `progress` is
-        told what the agent says meanwhile.
+        `timeout` is the number of seconds without any progress (default: the host's), `total` with it, once the lock of
+        the host is had; `progress` is told what the agent says meanwhile.
         """
         ...
 
@@ -96,7 +96,9 @@ class AgentTransport:
         request = protocol.encode(op, full, payload, patience)
         watch = protocol.Progress(sentinel, progress or (lambda _: None))
         changes = op in protocol.MUTATING
-        output = self._run(sentinel, request, patience, changes=changes, total=total, watch=watch)
+        # While it waits for the lock of the host it shows signs of life.
+        longest = total + float(args.get("lock_wait", 0))
+        output = self._run(sentinel, request, patience, changes=changes, total=longest, watch=watch)
         answer = protocol.decode(output, sentinel)
         if answer is None:
             raise protocol.missing_answer(output, sentinel, self._command(), self.name, self.target)

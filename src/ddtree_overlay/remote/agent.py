@@ -51,7 +51,7 @@ HEARTBEAT_SECONDS = 5.0
 def serve(call: dict[str, Any], payload: bytes, sentinel: str) -> None:
     """Run one operation and write its answer to stdout."""
     out = shield(changes=call["op"] in MUTATING)
-    open_line(out, f"\n{sentinel}~")
+    open_line(out, f"\n{sentinel}~", b"\n")
     done = threading.Event()
     seconds = min(HEARTBEAT_SECONDS, call["timeout"] / 3)
     beat = threading.Thread(target=_beat, args=(out, done, seconds, call["op"] in MUTATING), daemon=True)

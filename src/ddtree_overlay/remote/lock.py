@@ -14,6 +14,7 @@ from typing import Any
 
 from .common import Refusal
 from .durable import fsync_folder
+from .telling import Waiting, deserted
 
 
 #: Between two attempts to get the lock.
@@ -28,9 +29,9 @@ def held(folder: Path, operator: str, doing: str, wait: float) -> Iterator[Calla
         Whether the lock still protects `folder`: not any more once its file was removed.
 
     Raises:
-        Refusal: Somebody else holds it, and still does after `wait` seconds.
+        Refusal: Somebody else holds it, and still does after `wait` seconds, or whoever asked for it has gone away.
     """
-    fd = _acquire(folder, time.monotonic() + wait)
+    fd = _acquire(folder, wait)
     try:
         # Without its text from before: a reader would take the last holder for this one.
         os.ftruncate(fd, 0)
@@ -70,8 +71,10 @@ def _only_readers(fd: int) -> bool:
     return True
 
 
-def _acquire(folder: Path, deadline: float) -> int:
+def _acquire(folder: Path, wait: float) -> int:
     path = folder / "lock"
+    waiting = Waiting(time.monotonic())
+    waited = False
     while True:
         fd = _open(folder, path)
         try:
@@ -79,8 +82,12 @@ def _acquire(folder: Path, deadline: float) -> int:
         except BlockingIOError:
             try:
                 # Somebody who only looks who holds the lock, as `status` does, is gone in a moment.
-                if not _only_readers(fd) and time.monotonic() >= deadline:
-                    raise _refusal(_named(os.pread(fd, 4096, 0)))
+                if not _only_readers(fd):
+                    waited = True
+                    by = _named(os.pread(fd, 4096, 0))
+                    if waiting.seconds >= wait:
+                        raise _refusal(by)
+                    waiting.tell(f"waiting: {_holding(by)}")
             finally:
                 os.close(fd)
             time.sleep(_PAUSE)
@@ -90,6 +97,10 @@ def _acquire(folder: Path, deadline: float) -> int:
             raise
         # The file may have been removed while we waited for it: then this lock protects nothing.
         if _protects(fd, path):
+            # A change that its operator has given up must not happen minutes later (vespa#6474).
+            if waited and deserted():
+                os.close(fd)
+                raise Refusal("locked", "nobody waits for this any more; nothing was changed")
             return fd
         os.close(fd)
 
@@ -113,11 +124,11 @@ def _open(folder: Path, path: Path) -> int:
     raise Refusal("failed", f"{folder} cannot be made or used", next_step=f"look at {folder} on the host")
 
 
-def _refusal(by: dict[str, Any]) -> Refusal:
+def _holding(by: dict[str, Any]) -> str:
     who = f"{by.get('operator') or 'somebody'} (pid {by.get('pid', '?')})"
     since = time.strftime("%H:%M:%S", time.gmtime(by.get("since", time.time())))
-    return Refusal(
-        "locked",
-        f"{who} has been running a {by.get('doing', 'deployment')} here since {since} UTC",
-        next_step="wait for it, or try again with --lock-wait SECONDS",
-    )
+    return f"{who} has been running a {by.get('doing', 'deployment')} here since {since} UTC"
+
+
+def _refusal(by: dict[str, Any]) -> Refusal:
+    return Refusal("locked", _holding(by), next_step="wait for it, or try again with --lock-wait SECONDS")

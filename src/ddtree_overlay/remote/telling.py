@@ -13,11 +13,21 @@ class _Line:
 
     fd = -1
     start = ""
+    silent = b""
 
 
-def open_line(fd: int, start: str) -> None:
-    """Send what is told from now on to `fd`, each on a line of its own after `start`."""
-    _Line.fd, _Line.start = fd, start
+def open_line(fd: int, start: str, silent: bytes = b"") -> None:
+    """Send what is told from now on to `fd`, each on a line of its own after `start`; `silent` says nothing there."""
+    _Line.fd, _Line.start, _Line.silent = fd, start, silent
+
+
+def deserted() -> bool:
+    """Whether it is known that nobody listens any more."""
+    try:
+        os.write(_Line.fd, _Line.silent) if _Line.silent else None
+    except OSError:
+        return True
+    return False
 
 
 def tell(text: str) -> None:
