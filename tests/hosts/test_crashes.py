@@ -72,11 +72,18 @@ def pushed_twice(site: Path) -> None:
     compile_all(site)
 
 
+def pushed_before_anything_ran(site: Path) -> None:
+    """The compiled files of the base come back with a rollback; the overlay has none yet."""
+    compile_all(site)
+    push(site, FIRST)
+    push(site, SECOND)
+
+
 SCENARIOS = {
     "push": Scenario(compile_all, lambda s: push(s, FIRST)),
     "push over a push": Scenario(pushed, lambda s: push(s, SECOND)),
     "rollback by one": Scenario(pushed_twice, rollback),
-    "rollback to base": Scenario(pushed_twice, lambda s: rollback(s, to="base")),
+    "rollback to base": Scenario(pushed_before_anything_ran, lambda s: rollback(s, to="base")),
     "purge": Scenario(pushed, lambda s: rollback(s, purge=True)),
     "purge of a history": Scenario(lambda s: (pushed(s), rollback(s)), lambda s: rollback(s, purge=True)),
 }
@@ -97,6 +104,10 @@ class Stage:
     @property
     def site(self) -> Path:
         return self.folder / "site"
+
+    @property
+    def store(self) -> Store:
+        return Store(self.site / ".ddtree-overlay", self.site / "sglang")
 
     @property
     def steps(self) -> int:
@@ -125,8 +136,7 @@ class Stage:
 
     def contact(self) -> str:
         """The next contact: what push and rollback do before anything else, and nothing more."""
-        store = Store(self.site / ".ddtree-overlay", self.site / "sglang")
-        with transaction.session(store, "next", "recovery", 0, version="0.5.11") as note:
+        with transaction.session(self.store, "next", "recovery", 0, version="0.5.11") as note:
             return note
 
 
@@ -197,7 +207,7 @@ def fault(stage: Stage) -> str:
         return f"neither before {wrong[0]} nor after {wrong[1]}"
     if not wrong[0] and wrong[1] and times(stage.site) != stage.times:
         return "the times of the files are not as before"
-    store = Store(stage.site / ".ddtree-overlay", stage.site / "sglang")
+    store = stage.store
     known = {e["id"] for e in store.events()}
     residue = [n for n in found if n.startswith(".ddtree-overlay/") and leftover(n, known)]
     if residue:
@@ -238,8 +248,10 @@ def test_every_step_of_an_operation(stage, capsys):
     for at in range(1, stage.steps + 1):
         stage.reset()
         assert killed(stage.work(), at)
-        stage.contact()
+        note = stage.contact()
         problem = fault(stage)
+        if "was put back first" in note and stage.store.events()[-1]["event"] != "recovered":
+            problem = problem or "the history does not tell of the recovery"
         if problem:
             faults[at] = problem
         seen.add(differences(package(stage.before), package(listing(stage.site))) == [])
@@ -267,6 +279,23 @@ def test_every_step_of_a_recovery(stage, capsys):
                 faults[first, second] = problem
     count(capsys, points)
     assert faults == {}
+
+
+@pytest.mark.parametrize("stage", ["push", "push over a push"], indirect=True)
+def test_what_was_imported_from_a_new_folder_meanwhile_goes_with_it(stage):
+    """A server imports a new module between the crash and the recovery, and leaves a folder of compiled files."""
+    added = [
+        n for n, (kind, path, _) in enumerate(stage.trace, 2) if kind == "rename" and path.endswith(("c.py", "d.py"))
+    ]
+    stage.reset()
+    assert killed(stage.work(), added[-1])
+    for module in (stage.site / "sglang").rglob("[cd].py"):
+        cache = module.parent / "__pycache__"
+        cache.mkdir(exist_ok=True)
+        (cache / f"{module.stem}.cpython-398.pyc").write_bytes(b"compiled")
+    assert "was put back first" in stage.contact()
+    found = {k: v for k, v in package(listing(stage.site)).items() if "cpython-398" not in k}
+    assert differences(package(stage.before), found) == []
 
 
 def test_the_next_operation_after_a_crash_is_none_the_worse(stage, capsys):
