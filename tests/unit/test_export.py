@@ -4,6 +4,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import re
 import sys
 import tarfile
 from importlib import resources
@@ -130,3 +131,12 @@ def test_a_push_into_a_container_names_a_command_that_exists():
     words = command.split()
     with cli.commands[words[0]].make_context(words[0], words[1:]) as context:
         assert (context.params["host"], context.params["form"]) == (("ct200",), "dockerfile")
+
+
+def test_no_advice_of_the_script_is_about_deploy_toml(files, tmp_path):
+    """Whoever runs apply.py has none: the agent's next steps that name it are told in the script's words."""
+    local = standalone.Export(tmp_path, json.loads(files["manifest.json"])).local
+    sources = [f.read_text("utf-8") for f in (resources.files("ddtree_overlay") / "remote").iterdir() if f.is_file()]
+    steps = [s for text in sources for s in re.findall(r'(?<=")(?:correct|set) [^"]* deploy\.toml[^"]*(?=")', text)]
+    assert len(steps) >= 6
+    assert [s for s in steps if "deploy.toml" in local(s)] == []
