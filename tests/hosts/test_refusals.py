@@ -8,12 +8,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.agents import sabotaged
 from tests.support.installs import Install, bundle_for, new_venv, tiny_package
 from tests.support.sshd import SshServer
 from tests.support.trees import differences, listing
 
 from ddtree_overlay import deploy
-from ddtree_overlay.errors import OverlayError
+from ddtree_overlay.errors import ConnectionFailedError, OverlayError, RolledBackError
 from ddtree_overlay.hosts.transport import open_transport
 
 
@@ -86,6 +87,41 @@ def test_full_file_system(tmp_path, options, match):
         with pytest.raises(OverlayError, match=match):
             deploy.push(transport, plan, files, operator="x")
         assert deploy.status(transport).state == "pristine"
+
+
+#: Somebody else fills the disk to its last byte while the line is written that would make a push count.
+FILL = """
+import os
+fd = os.open(str(a[0].folder / "ballast"), os.O_WRONLY | os.O_CREAT, 0o644)
+try:
+    while True:
+        os.write(fd, bytes(512))
+except OSError:
+"""
+
+
+@pytest.mark.parametrize(
+    ("then", "error"), [("raise", RolledBackError), ("os.kill(os.getpid(), 9)", ConnectionFailedError)]
+)
+@pytest.mark.usefixtures("namespaces")
+def test_a_disk_without_a_free_byte_does_not_keep_anything_from_being_put_back(tmp_path, monkeypatch, then, error):
+    """There is no room for a copy of a backup then, nor for the text of a lock (meteor-up#655)."""
+    target, stock, lines = in_small_tmpfs("size=2m", tmp_path)
+    for path in ("srt/a.py", "srt/b.py"):
+        (stock.root / path).write_bytes(b"VALUE = 1\n" * 3000)
+    bundle, files = bundle_for(stock.root, RESULTS)
+    with (
+        server_in(lines, tmp_path) as server,
+        open_transport(server.host(python=str(target.python))) as transport,
+    ):
+        plan = deploy.plan_push(transport, bundle, files)
+        action = f"exec({f'{FILL}    {then}'!r})"
+        with sabotaged(monkeypatch, "store", "append", 1, action), pytest.raises(error):
+            deploy.push(transport, plan, files, operator="x")
+        deploy.rollback(transport)
+        assert deploy.status(transport).state == "pristine"
+        found = deploy.fetch_files(transport, RESULTS)
+    assert found == {p: (stock.root / p).read_bytes() if (stock.root / p).exists() else None for p in RESULTS}
 
 
 @pytest.mark.usefixtures("namespaces")

@@ -36,7 +36,9 @@ def held(folder: Path, operator: str, doing: str, wait: float) -> Iterator[Calla
         # Without its text from before: a reader would take the last holder for this one.
         os.ftruncate(fd, 0)
         mine = {"pid": os.getpid(), "operator": operator, "doing": doing, "since": time.time()}
-        os.pwrite(fd, json.dumps(mine).encode(), 0)
+        # A full disk must not keep anybody from going back: without its text the lock holds as well.
+        with contextlib.suppress(OSError):
+            os.pwrite(fd, json.dumps(mine).encode(), 0)
         yield lambda: _protects(fd, folder / "lock")
     finally:
         os.close(fd)

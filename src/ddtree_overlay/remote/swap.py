@@ -38,10 +38,20 @@ def put(source: Path, path: Path) -> None:
     fsync_folder(path.parent)
 
 
-def restore(backup: Path, path: Path) -> None:
-    """Put an exact copy of `backup` at `path`: bytes, mode, owner, extended attributes and times."""
+def restore(backup: Path, path: Path, *, spent: bool = False) -> None:
+    """Put an exact copy of `backup` at `path`: bytes, mode, owner, extended attributes and times.
+
+    With `spent` nobody needs the backup afterwards: on a full disk, which has no room for a copy, it is given away.
+    """
     temp = _fresh(temp_of(path))
-    keep(backup, temp)
+    try:
+        keep(backup, temp)
+    except OSError as e:
+        _fresh(temp)
+        if not spent or e.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # A second name of an inode that is there already needs no space.
+        os.link(backup, temp)
     os.replace(temp, path)
     fsync_folder(path.parent)
 

@@ -120,7 +120,9 @@ def recover(store: Store, version: str | None = None) -> str:
         problems = put_back(store, journal["moves"], journal["make"], replaced=replaced)
         if problems:
             raise refuse(store, journal, problems, "it was interrupted")
-        store.append(_failure(journal, "recovered", "interrupted; put back at the next contact"))
+        # A full disk may be the very cause: the files are back all the same.
+        with contextlib.suppress(OSError):
+            store.append(_failure(journal, "recovered", "interrupted; put back at the next contact"))
     store.clear_journal()
     return f"the interrupted {what} was put back first"
 

@@ -57,7 +57,8 @@ def _one_back(store: Store, move: Move, *, replaced: bool) -> str:
             return "" if replaced else "somebody else changed it meanwhile"
         if move["from"] is not None:
             _make_parents(store, full.parent)
-        settle(store, path, move["from"], f"undo/files/{path}", exact=True, bytecode=move["undo_bytecode"])
+        place = f"undo/files/{path}"
+        settle(store, path, move["from"], place, exact=True, bytecode=move["undo_bytecode"], spent=True)
     except Refusal as e:
         return e.what
     except OSError as e:
@@ -85,9 +86,16 @@ def state_of(path: Path) -> str | None:
 
 
 def settle(
-    store: Store, path: str, want: str | None, source: str | None, *, exact: bool, bytecode: dict[str, str]
+    store: Store,
+    path: str,
+    want: str | None,
+    source: str | None,
+    *,
+    exact: bool,
+    bytecode: dict[str, str],
+    spent: bool = False,
 ) -> None:
-    """Bring one file to the digest `want`, and its compiled files to those in `bytecode`."""
+    """Bring one file to the digest `want`, and its compiled files to those in `bytecode`; `spent` as in `restore`."""
     full = inside(store.root, path)
     if digest_of_file(full) != want:
         if want is None:
@@ -95,7 +103,7 @@ def settle(
         elif source is None:
             raise Refusal("failed", f"no copy of {path} with digest {want[:12]} was kept")
         elif exact:
-            swap.restore(store.folder / source, full)
+            swap.restore(store.folder / source, full, spent=spent)
         else:
             swap.put(store.folder / source, full)
     swap.sweep(full)
@@ -103,7 +111,7 @@ def settle(
     for name, place in bytecode.items():
         compiled = inside(store.root, name)
         swap.make_folder(compiled.parent)
-        swap.restore(store.folder / place, compiled)
+        swap.restore(store.folder / place, compiled, spent=spent)
 
 
 def drop_folders(store: Store, folders: list[str]) -> None:
