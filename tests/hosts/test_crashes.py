@@ -281,6 +281,21 @@ def test_every_step_of_a_recovery(stage, capsys):
     assert faults == {}
 
 
+@pytest.mark.parametrize("stage", ["push"], indirect=True)
+def test_a_push_that_is_killed_before_it_did_anything_is_seen_and_tidied_up(stage):
+    """Even a bare lock is told of by status, and a plain rollback takes it away."""
+    for at in range(2, stage.steps, 9):
+        stage.reset()
+        assert killed(stage.work(), at)
+        near = Direct(str(stage.site / "sglang"))
+        there = (stage.site / ".ddtree-overlay").exists()
+        assert ("cut off" in deploy.status(near).unfinished or "interrupted" in deploy.status(near).unfinished) == there
+        if not (stage.site / ".ddtree-overlay/history.jsonl").exists():
+            rollback(stage.site)
+            if at < 40:
+                assert not (stage.site / ".ddtree-overlay").exists()
+
+
 @pytest.mark.parametrize("stage", ["push", "push over a push"], indirect=True)
 def test_what_was_imported_from_a_new_folder_meanwhile_goes_with_it(stage):
     """A server imports a new module between the crash and the recovery, and leaves a folder of compiled files."""

@@ -50,7 +50,7 @@ def unfinished(store: Store) -> str:
         return f"a {event['event']} of {event['id']} was interrupted; the next push or rollback puts it back first"
     if store.purging():
         return f"the removal of {store.folder} was cut off; the next push or rollback finishes it"
-    if store.journal() or store.leftovers():
+    if store.journal() or store.leftovers() or store.bare():
         return f"a run that was cut off has left files in {store.folder}; the next push or rollback removes them"
     return ""
 

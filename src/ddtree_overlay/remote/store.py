@@ -207,6 +207,13 @@ class Store:
             return []
         return found
 
+    def bare(self) -> bool:
+        """Whether the state folder is there, and holds nothing but a lock at most."""
+        try:
+            return set(os.listdir(self.folder)) <= {"lock"}
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+
     def tidy(self) -> None:
         """Remove what a push that was refused or killed before its journal has left; the caller holds the lock.
 
@@ -218,7 +225,7 @@ class Store:
                 remove(path)
             with contextlib.suppress(OSError):
                 (self.folder / "deployments").rmdir()
-            if set(os.listdir(self.folder)) <= {"lock"}:
+            if self.bare():
                 self.purge()
 
     def purging(self) -> bool:
