@@ -55,6 +55,13 @@ def test_an_old_interpreter_is_told_so():
     assert "2.7.18" in error.why
 
 
+def test_what_was_told_meanwhile_is_no_part_of_the_reason():
+    """An agent that is killed in the middle of a trial has told how far it is; its marks are nothing to be read."""
+    output = protocol.Output(b"Welcome\n\nmark~restarting the server\n\n", b"", None)
+    error = protocol.missing_answer(output, "mark", "/usr/bin/python", "ct200", "--host ct200")
+    assert error.why == "Welcome"
+
+
 def test_a_fault_of_the_agent_is_told_in_lines_and_its_traceback_goes_to_the_log(near, caplog):
     """`why` names the place and the next step the way on; the traceback is for -vv, which shows the debug log."""
     with caplog.at_level(logging.DEBUG), pytest.raises(OverlayError, match="fault in the agent: KeyError") as caught:

@@ -90,6 +90,33 @@ def test_a_server_that_drips_is_not_waited_for_without_end(serve: Callable[..., 
     assert time.monotonic() - start < 4
 
 
+@pytest.mark.parametrize(
+    ("answer", "kind", "says", "scheme"),
+    [
+        (b"\x1b[2JSSH-2.0-x\r\n", "foreign", "it does not speak HTTP: ?[2JSSH-2.0-x", "http"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 500, "foreign", "got more than 100 headers", "http"),
+        (b"", "down", "Remote end closed connection without response", "http"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", "down", "the answer was cut short", "http"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "foreign", "SSL", "https"),
+    ],
+)
+def test_what_speaks_another_protocol_is_no_server_of_ours(answer: bytes, kind: str, says: str, scheme: str):
+    """Refused before anything is written, as no restart makes it better; what it says cannot steer a terminal."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=_say, args=(listener, answer), daemon=True).start()
+        heard = ask(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", seconds=5)
+
+    assert heard.kind == kind
+    assert says in heard.text
+
+
+def _say(listener: socket.socket, answer: bytes) -> None:
+    peer, _ = listener.accept()
+    with peer:
+        peer.recv(4096)
+        peer.sendall(answer)
+
+
 def test_nobody_listens():
     """The reason is the system's own."""
     with socket.socket() as closed:

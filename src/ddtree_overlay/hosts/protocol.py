@@ -168,7 +168,7 @@ def refusal(error: Mapping[str, str], target: str) -> errors.OverlayError:
 
 def missing_answer(output: Output, sentinel: str, command: str, name: str, target: str) -> errors.OverlayError:
     """Why there is no answer, from the exit status and what was printed."""
-    said = _tail(output.stderr) or _tail(output.stdout)
+    said = _tail(output.stderr) or _tail(noise(output, sentinel).encode())
     if f"\n{sentinel}:".encode() in output.stdout:
         return errors.ConnectionFailedError(
             f"the answer from {name} was cut short",

@@ -24,6 +24,10 @@ _INFO_SECONDS, _GENERATE_SECONDS = 10.0, 25.0
 _MOST_BYTES = 16 * 1024 * 1024
 #: In place of a status: this can be no server of ours, whether it runs or not.
 _WRONG_DOOR = 0
+#: No restart makes these better: no such host, another protocol, a certificate that is not trusted.
+_HOPELESS = (socket.gaierror, ssl.SSLError, http.client.HTTPException)
+#: But these come from a server, or what stands before it, that is stopping or starting.
+_PASSING = (http.client.RemoteDisconnected, http.client.IncompleteRead, ssl.SSLEOFError, ssl.SSLZeroReturnError)
 
 
 @dataclass(frozen=True)
@@ -112,12 +116,16 @@ def get(url: str, path: str, key: str, seconds: float) -> tuple[int | None, byte
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
         response = connection.getresponse()
-        return response.status, response.read(_MOST_BYTES)
-    except (socket.gaierror, ssl.SSLCertVerificationError) as e:
-        # No restart makes this better.
-        return _WRONG_DOOR, f"{parts.hostname}: {_reason(e)}".encode()
+        body = response.read(_MOST_BYTES)
+        if response.length and len(body) < _MOST_BYTES:
+            raise ConnectionResetError("the answer was cut short")
+        return response.status, body
     except (OSError, http.client.HTTPException, ValueError) as e:
-        return None, (_reason(e) if end.is_alive() else f"no answer within {seconds:.0f} s").encode()
+        if not end.is_alive():
+            return None, f"no answer within {seconds:.0f} s".encode()
+        if isinstance(e, _HOPELESS) and not isinstance(e, _PASSING):
+            return _WRONG_DOOR, f"{parts.netloc}: {_reason(e)}".encode()
+        return None, _reason(e).encode()
     finally:
         end.cancel()
         connection.close()
@@ -131,7 +139,11 @@ def _cut(connection: http.client.HTTPConnection) -> None:
 def _reason(e: Exception) -> str:
     if isinstance(e, TimeoutError):
         return "no answer in time"
-    return getattr(e, "strerror", None) or str(e) or type(e).__name__
+    text = getattr(e, "strerror", None) or str(e) or type(e).__name__
+    if isinstance(e, http.client.BadStatusLine) and not isinstance(e, http.client.RemoteDisconnected):
+        text = f"it does not speak HTTP: {text}"
+    # Whatever listens there may have written it.
+    return "".join(c if c.isprintable() else "?" for c in text.strip()[:200])
 
 
 def _info(body: bytes) -> dict[str, Any] | None:
