@@ -161,16 +161,8 @@ def rollback(args: dict[str, Any], _: bytes) -> Answer:
     site = locate(args, orphans=True)
     store = Store(site.state, site.root)
     if not store.folder.is_dir():
-        return {
-            "undone": [],
-            "to": BASE,
-            "restored": 0,
-            "removed": 0,
-            "folders": 0,
-            "purged": False,
-            "verified": 0,
-            "recovered": "",
-        }, b""
+        none = dict.fromkeys(("restored", "removed", "folders", "verified"), 0)
+        return {**none, "undone": [], "to": BASE, "purged": False, "recovered": ""}, b""
     if args.get("trial"):
         return _rollback_and_try(site, store, args), b""
     with transaction.session(store, args["operator"], "rollback", args["lock_wait"], version=site.version) as note:
