@@ -26,7 +26,7 @@ from tests.support.trees import differences, listing
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConflictError, LockedError
 from ddtree_overlay.hosts.transport import open_transport
-from ddtree_overlay.remote import lock, pruning
+from ddtree_overlay.remote import lock, preflight, pruning
 
 
 def test_eight_operators_at_once_are_served_one_after_the_other(tiny, sshd, monkeypatch, tmp_path):
@@ -271,3 +271,20 @@ def agents_of(tiny):
         with contextlib.suppress(OSError):
             found += [file] if file.read_bytes().split(b"\0")[0] == os.fsencode(tiny.python) else []
     return found
+
+
+def test_a_file_that_goes_away_while_a_plan_is_made_is_looked_at_again(tmp_path, monkeypatch):
+    """Somebody else's swap between two looks at a file is no fault of the host: the plan is made anew."""
+    tiny_package(tmp_path, "0.5.11")
+    bundle, files = bundle_for(tmp_path / "sglang", {"srt/a.py": b"VALUE = 5\n"})
+    near, real, gone = Direct(str(tmp_path / "sglang")), preflight.disk, [True, True]
+
+    def disturbed(folder):
+        if gone:
+            gone.pop()
+            raise FileNotFoundError(2, "No such file or directory", str(folder))
+        return real(folder)
+
+    monkeypatch.setattr(preflight, "disk", disturbed)
+    assert deploy.plan_push(near, bundle, files).counts()["change"] == 1
+    assert gone == []

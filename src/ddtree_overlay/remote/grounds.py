@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Iterable
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, Callable, TypeVar, cast
 
 from . import planning
 from .common import Refusal, digest_of_file, entry, inside
@@ -14,6 +16,27 @@ from .facts import container
 from .locate import Site
 from .processes import running
 from .store import Store
+
+
+Look = TypeVar("Look", bound=Callable[..., Any])
+
+
+def undisturbed(look: Look) -> Look:
+    """Let `look`, which only reads, begin anew when a file goes away between two of its looks.
+
+    That is somebody else's push or rollback at work; it says nothing about the host.
+    """
+
+    @functools.wraps(look)
+    def again(*args: Any, **kwargs: Any) -> Any:
+        for _ in range(20):
+            try:
+                return look(*args, **kwargs)
+            except FileNotFoundError:
+                time.sleep(0.05)
+        return look(*args, **kwargs)
+
+    return cast("Look", again)
 
 
 def live_view(store: Store, paths: set[str]) -> dict[str, str | None]:

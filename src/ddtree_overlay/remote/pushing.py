@@ -20,6 +20,7 @@ from .grounds import (
     plan_facts,
     raise_first,
     refuse_unrecorded,
+    undisturbed,
 )
 from .locate import Site, locate
 from .preflight import blockers
@@ -36,6 +37,7 @@ Answer = tuple[dict[str, Any], bytes]
 Record = dict[str, Any]
 
 
+@undisturbed
 def plan_push(args: dict[str, Any], _: bytes) -> Answer:
     """What a push of one of `candidates` would do here now. Reads only.
 
@@ -164,6 +166,7 @@ def _overtaken(record: Record) -> Refusal:
     )
 
 
+@undisturbed
 def refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:
     """Refuse a stale plan before even the state folder is created."""
     refuse_unrecorded(lost_record(store), store)

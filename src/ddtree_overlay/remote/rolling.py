@@ -21,6 +21,7 @@ from .grounds import (
     plan_facts,
     raise_first,
     refuse_unrecorded,
+    undisturbed,
 )
 from .locate import Site, locate
 from .preflight import blockers, keepers
@@ -36,6 +37,7 @@ Record = dict[str, Any]
 BASE = "base"
 
 
+@undisturbed
 def plan_rollback(args: dict[str, Any], _: bytes) -> Answer:
     """What a rollback to `to` (an id, "base", or None for one step) would do here now. Reads only."""
     site = locate(args, orphans=True)
