@@ -28,7 +28,7 @@ SCHEMA = 1
 KIND = "ddtree-overlay export"
 MANIFEST = "manifest.json"
 #: The mode that new files get, folders with permissions of their own apart; a file that is replaced keeps its mode.
-MODE = 0o644
+MODE, FOLDER_MODE = 0o644, 0o755
 _EXECUTABLE = frozenset({"apply.py"})
 
 

@@ -219,7 +219,7 @@ class PushMember:
         self._undo_wait = UNDO_LOCK_WAIT + trial["restart_timeout"] + trial["timeout"]
         # As long as nobody has said otherwise.
         self._restarted = True
-        self.proof = proving.prove(self.transport, deployment, restart=True, progress=say)
+        self.proof = proving.prove(self.transport, deployment, restart=True, progress=say, operator=self._operator)
         self._restarted = self.proof.restarted
         self.deployment = proving.settle(self.transport, deployment, self.proof, operator=self._operator)
         if not self.proof.ok:

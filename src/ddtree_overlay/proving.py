@@ -143,7 +143,9 @@ def rollback(
     return deploy.rollback_result(transport.name, result), Proof.from_json(result["proof"])
 
 
-def prove(transport: Transport, deployment: Deployment | None, *, restart: bool, progress: Progress) -> Proof:
+def prove(
+    transport: Transport, deployment: Deployment | None, *, restart: bool, progress: Progress, operator: str = ""
+) -> Proof:
     """Restart the host's server if `restart`, and wait until it reports `deployment` (None: no overlay at all).
 
     The state of the deployment stays as it is: see `settle`. Nothing else may change the host meanwhile, for the agent
@@ -154,6 +156,7 @@ def prove(transport: Transport, deployment: Deployment | None, *, restart: bool,
         deployment: What is live there; after a rollback, what was gone back to.
         restart: Restart first; else only ask.
         progress: Told what is waited for, with the elapsed seconds.
+        operator: Who asks, for whoever finds the host locked meanwhile.
 
     Raises:
         ConfigError: The host has no `restart` or no `health`.
@@ -162,7 +165,7 @@ def prove(transport: Transport, deployment: Deployment | None, *, restart: bool,
     """
     trial = trial_of(transport.host)
     name = deployment.id if deployment else None
-    args = {"trial": trial, "deployment": name, "restart": restart, "operator": "", "lock_wait": 0}
+    args = {"trial": trial, "deployment": name, "restart": restart, "operator": operator, "lock_wait": 0}
     return Proof.from_json(transport.call("prove", args, total=_total(trial), progress=progress).result["proof"])
 
 

@@ -86,6 +86,17 @@ def test_an_export_is_written_once_and_then_left_alone(run, ready, tmp_path, for
     )
 
 
+def test_an_export_can_be_read_by_everybody_whatever_the_umask(run, ready, tmp_path):
+    """COPY keeps the modes: with private folders an image whose USER is not root could not run it (OpenShell#475)."""
+    before = os.umask(0o077)
+    try:
+        assert run("export", *ready, "--format", "dockerfile", "--out", str(tmp_path / "out")).code == 0
+    finally:
+        os.umask(before)
+    modes = {p.stat().st_mode & 0o777 for p in [tmp_path / "out", *(tmp_path / "out").rglob("*")] if p.is_dir()}
+    assert modes == {0o755}
+
+
 def test_an_export_of_another_kind_replaces_an_earlier_one(run, ready, exported):
     """What an export wrote may be replaced by an export, and nothing of the old one stays."""
     assert (exported / "Dockerfile").is_file()

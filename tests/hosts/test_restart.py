@@ -37,6 +37,7 @@ from ddtree_overlay.errors import (
 )
 from ddtree_overlay.hosts.transport import open_transport
 from ddtree_overlay.manifest import OVERLAY_ID_PATH
+from ddtree_overlay.remote import lock
 from ddtree_overlay.reports import plain, status_lines
 
 
@@ -605,14 +606,21 @@ def test_confirm_takes_the_operators_word_unless_the_server_denies_it(host: Host
 
 
 def test_prove_and_settle_are_the_steps_of_a_fleet(host: Host, server: Server):
-    """Swap first, restart and prove later; what is not live on the host is not proven."""
+    """Swap first, restart and prove later; what is not live on the host is not proven. The lock names who proves."""
     bundle, files = server.overlay()
+    holders = set()
+
+    def tell(_: str) -> None:
+        if found := lock.holder(server.install.state):
+            holders.add(found["operator"])
+
     with open_transport(host) as transport:
         done = deploy.push(transport, deploy.plan_push(transport, bundle, files), files, operator="alice")
         with pytest.raises(ConflictError, match="d-0001 is live here, not base"):
             proving.prove(transport, None, restart=True, progress=print)
 
-        proof = proving.prove(transport, done, restart=True, progress=print)
+        proof = proving.prove(transport, done, restart=True, progress=tell, operator="alice")
+        assert holders == {"alice"}
         assert (proof.ok, deploy.history(transport)[0].state) == (True, "pending")
         assert proving.settle(transport, done, proof, operator="alice").state == "good"
 

@@ -48,7 +48,7 @@ def test_a_process_that_started_among_half_swapped_files_is_outdated():
 
 
 def test_a_clock_that_was_set_does_not_hide_an_old_process():
-    """Pushed while the clock was an hour behind: by the wall clock every process would be younger than the push."""
+    """Pushed while the clock was an hour behind: by the wall clock every process is younger (dnf-plugins-core#595)."""
     pushed = event("push", "d-0001", WALL - 3600 - 100, boot="this", up=900.0)
     assert outdated([pushed], WALL - 500, AT, WALL)
     assert not outdated([pushed], WALL - 50, AT, WALL)

@@ -108,7 +108,7 @@ def _write_folder(place: Path, files: Mapping[str, bytes]) -> bool:
     Raises:
         OverlayError: There is something that no export wrote.
     """
-    from ddtree_overlay.export import mode_of
+    from ddtree_overlay.export import FOLDER_MODE, mode_of
 
     if place.exists() and _look_at(place) == {path: sha256(data) for path, data in files.items()}:
         return False
@@ -120,6 +120,9 @@ def _write_folder(place: Path, files: Mapping[str, bytes]) -> bool:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(data)
             target.chmod(mode_of(path))
+        # An image's own user has to read it as well, whatever the umask is here.
+        for folder in (new, *(p for p in new.rglob("*") if p.is_dir())):
+            folder.chmod(FOLDER_MODE)
         if place.exists():
             place.rename(temp / "old")
         try:
