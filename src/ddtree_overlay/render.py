@@ -105,7 +105,10 @@ class Screen:
             self._kept = self._kept or dict(value)
         elif self.json and not self._emitted:
             self._emitted = True
-            text = json.dumps({"schema": SCHEMA, **value}, indent=2, ensure_ascii=_narrow(sys.stdout), default=list)
+            whole = {"schema": SCHEMA, **value}
+            text = json.dumps(whole, indent=2, ensure_ascii=_narrow(sys.stdout), default=list)
+            if _storable(text) != text:
+                text = json.dumps(whole, indent=2, default=list)
             _write_text(sys.stdout, text + "\n")
 
     def fail(self, error: OverlayError) -> None:
@@ -179,9 +182,15 @@ def _visible(text: str) -> str:
     return "".join(c if c in "\n\t" or c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
+def _storable(text: str) -> str:
+    """`text` with what stands for bytes that are no UTF-8, in a user's or a folder's name, escaped."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 def _write_text(stream: TextIO | None, text: str) -> None:
     if stream is None:
         return
+    text = _storable(text)
     if stream.isatty():
         text = _visible(text)
     with _tolerating_closed(stream):

@@ -29,13 +29,15 @@ def test_a_pipe_in_place_of_a_module_is_refused_by_name(tiny):
 
 
 def test_what_python_would_not_import_does_not_keep_a_snapshot_from_being_taken(tiny, near):
-    """A pipe and an editor's lock (a dangling link `.#a.py`) lie among the modules: they are none."""
+    """A pipe, an editor's lock (a dangling link `.#a.py`) and a name in bytes lie among the modules: they are none."""
+    (tiny.root / "srt" / os.fsdecode(b"b\xff.py")).write_bytes(b"DFLASH = 1\n")
     os.mkfifo(tiny.root / "srt/pipe.py")
     (tiny.root / "srt/.#a.py").symlink_to("ann@desk.4711")
     (tiny.root / "srt/speculative").mkdir()
     (tiny.root / "srt/speculative/dflash_worker.py").write_bytes(b"DFLASH = 1\n")
-    _, files = snapshot_host(near, "x", ["srt/a.py"])
+    manifest, files = snapshot_host(near, "x", ["srt/a.py"])
     assert set(files) == {"srt/a.py", "srt/speculative/dflash_worker.py"}
+    assert manifest.mentions == ("srt/speculative/dflash_worker.py",)
 
 
 def test_an_agent_that_only_reads_ends_when_nobody_listens(tiny):

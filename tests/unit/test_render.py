@@ -96,6 +96,17 @@ def test_json_mode_prints_one_object_and_nothing_else(capsys):
     assert err == "working\n"
 
 
+def test_a_name_that_is_no_utf_8_spoils_no_output(capsys):
+    """A login or a folder may be named in bytes: the JSON stays JSON, and a text can be written to any stream."""
+    name = b"an\xfe".decode("utf-8", "surrogateescape")
+    Screen(json=True).emit({"operator": name})
+    Screen().show([row(name)])
+    out = capsys.readouterr().out
+    assert json.loads(out[: out.index("}") + 1])["operator"] == name
+    assert out.endswith("an\\udcfe\n")
+    out.encode("utf-8")
+
+
 def test_quiet_keeps_warnings_and_errors(capsys):
     """-q drops progress only."""
     screen = Screen(verbosity=-1)

@@ -86,7 +86,16 @@ def _mentions(root: Path, pattern: bytes) -> list[str]:
         # What is no file is no module to Python either: a pipe, or the dangling link that an editor has as its lock.
         modules = [m for m in modules if m.is_file()]
         found += [m.relative_to(root).as_posix() for m in modules if regex.search(read_file(m))]
-    return sorted(found)
+    return sorted(path for path in found if _nameable(path))
+
+
+def _nameable(path: str) -> bool:
+    """Whether `path` is text; no release and no import statement has a module whose name is not."""
+    try:
+        path.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _changed(path: str) -> Refusal:
