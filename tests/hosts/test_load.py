@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pickle
@@ -27,6 +28,7 @@ from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConflictError, LockedError
 from ddtree_overlay.hosts.transport import open_transport
 from ddtree_overlay.remote import lock, preflight, pruning
+from ddtree_overlay.remote.common import Refusal
 
 
 def test_eight_operators_at_once_are_served_one_after_the_other(tiny, sshd, monkeypatch, tmp_path):
@@ -111,6 +113,18 @@ def test_whoever_looks_keeps_nobody_from_the_lock(tmp_path):
         for watcher in watchers:
             watcher.kill()
             watcher.wait()
+
+
+def test_a_holder_without_a_name_is_told_as_that(tmp_path):
+    """The lock was taken a moment ago, or the disk has no room for a name: nothing is made up."""
+    (tmp_path / "lock").touch()
+    with (tmp_path / "lock").open("r+b") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        with (
+            pytest.raises(Refusal, match=r"^somebody \(pid unknown\) has been running a deployment here$"),
+            lock.held(tmp_path, "x", "push", 0),
+        ):
+            pass
 
 
 def test_a_lock_that_was_removed_protects_nothing(tmp_path):

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ddtree_overlay.cli.fleets import CANARY, PARALLEL, push_to_fleet, refuse_purge, rollback_of_fleet
-from ddtree_overlay.cli.options import INSTALLED, App, CancelledError, verb
+from ddtree_overlay.cli.options import INSTALLED, App, CancelledError, Seconds, verb
 from ddtree_overlay.cli.proving import proof_line, rehearse, require_restart, restart_option, teller
 from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import bundles, opened, operator
+from ddtree_overlay.config_keys import MAX_TIMEOUT
 from ddtree_overlay.reports import Line, deployed_line, plan_lines, rollback_plan_lines, rolled_back_line, row
 
 
@@ -26,7 +27,7 @@ _YES = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 _DRY_RUN = click.option("--dry-run", is_flag=True, help="Print the plan and stop.")
 _LOCK_WAIT = click.option(
     "--lock-wait",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0, max=MAX_TIMEOUT),
     default=0.0,
     metavar="SECONDS",
     help="Wait this long for another deployment on the host.",

@@ -23,10 +23,11 @@ from ddtree_overlay.reports import Line
 from ddtree_overlay.workspace import Workspace
 
 
-class _Seconds(click.FloatRange):
+class Seconds(click.FloatRange):
     """A number of seconds; NaN, which is neither above nor below a limit, is none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """As click asks for it."""
         found = super().convert(value, param, ctx)
         return found if found == found else self.fail(f"{value} is not a number of seconds", param, ctx)  # noqa: PLR0124
 
@@ -47,7 +48,7 @@ _COMMON = (
     click.Option(["--workdir"], type=_FILE, metavar="DIR", help="Work as if started in DIR."),
     click.Option(
         ["--timeout"],
-        type=_Seconds(0, MAX_TIMEOUT, min_open=True),
+        type=Seconds(0, MAX_TIMEOUT, min_open=True),
         metavar="SECONDS",
         help="Patience with a host.",
     ),

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ddtree_overlay.cli.options import INSTALLED, App, verb
+from ddtree_overlay.cli.options import INSTALLED, App, Seconds, verb
 from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import opened, operator
+from ddtree_overlay.config_keys import MAX_TIMEOUT
 from ddtree_overlay.reports import Line, row
 
 
@@ -62,7 +63,11 @@ def proof_line(target: Target, proof: Proof) -> Line:
 @verb(targets=INSTALLED, example="ddtree-overlay confirm --host ct200 --note by-nightly-job")
 @click.option("--note", default="", metavar="TEXT", help="Why you know; kept in the history.")
 @click.option(
-    "--lock-wait", type=click.FloatRange(min=0), default=0.0, metavar="SECONDS", help="Wait this long for the host."
+    "--lock-wait",
+    type=Seconds(min=0, max=MAX_TIMEOUT),
+    default=0.0,
+    metavar="SECONDS",
+    help="Wait this long for the host.",
 )
 def confirm(app: App, target: Target, *, note: str, lock_wait: float) -> int:
     """Say that the deployment on a host serves well.

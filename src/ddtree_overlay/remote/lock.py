@@ -57,7 +57,7 @@ def holder(folder: Path) -> dict[str, Any] | None:
 
 
 def _named(text: bytes) -> dict[str, Any]:
-    found: dict[str, Any] = {"pid": 0, "operator": "", "doing": "an operation", "since": time.time()}
+    found: dict[str, Any] = {"pid": 0, "operator": "", "doing": "deployment", "since": 0.0}
     with contextlib.suppress(ValueError, TypeError):
         found.update(json.loads(text))
     return found
@@ -127,9 +127,9 @@ def _open(folder: Path, path: Path) -> int:
 
 
 def _holding(by: dict[str, Any]) -> str:
-    who = f"{by.get('operator') or 'somebody'} (pid {by.get('pid', '?')})"
-    since = time.strftime("%H:%M:%S", time.gmtime(by.get("since", time.time())))
-    return f"{who} has been running a {by.get('doing', 'deployment')} here since {since} UTC"
+    who = f"{by['operator'] or 'somebody'} (pid {by['pid'] or 'unknown'})"
+    since = time.strftime(" since %H:%M:%S UTC", time.gmtime(by["since"])) if by["since"] else ""
+    return f"{who} has been running a {by['doing']} here{since}"
 
 
 def _refusal(by: dict[str, Any]) -> Refusal:
