@@ -29,8 +29,9 @@ check: .venv/.stamp ## format, lint, types, stale patches
 	@scripts/check
 
 patches: .venv/.stamp ## regenerate patches/ from the edits
-	$(BIN)/ddtree-overlay snapshot --release 0.5.11
-	$(BIN)/ddtree-overlay patch --release 0.5.11
+	for release in $$($(BIN)/python scripts/releases); do \
+		$(BIN)/ddtree-overlay snapshot --release $$release && $(BIN)/ddtree-overlay patch --release $$release || exit; \
+	done
 
 bench-deploy: .venv/.stamp ## time push and snapshot beside scp, ssh and tar on a private sshd
 	$(BIN)/python benchmarks/deploy.py

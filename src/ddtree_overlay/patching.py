@@ -6,7 +6,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,18 +45,31 @@ class Patched:
     files: dict[str, bytes]
 
 
-def load_overlay() -> dict[str, bytes]:
-    """The overlay's new modules by the package-relative path they land at.
+def load_overlay(version: str | None = None) -> dict[str, bytes]:
+    """The overlay's new modules for one release, by the package-relative path they land at.
+
+    A release has the modules of its variant beside those that every release has. Variants import nothing from SGLang
+    at run time, so a snapshot may ask for the paths of any of them.
+
+    Args:
+        version: A supported SGLang; default: the newest.
 
     Raises:
-        OverlayError: This installation holds none.
+        OverlayError: This installation holds none, or the version is not supported.
     """
+    variant = (RELEASES[-1] if version is None else release(version)).variant
     here = Path(__file__).resolve().parent
     for root in (here / "_overlay", here.parents[1] / "overlay"):
-        files = sorted(p for p in root.rglob("*.py") if "__pycache__" not in p.parts)
+        files = [*_modules(root / "srt", root), *_modules(root / "variants" / variant, root / "variants" / variant)]
         if files:
-            return {p.relative_to(root).as_posix(): p.read_bytes() for p in files}
+            return dict(sorted(files))
     raise OverlayError("the overlay's modules are missing", next_step="install ddtree-overlay again")
+
+
+def _modules(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:
+    for path in folder.rglob("*.py"):
+        if "__pycache__" not in path.parts:
+            yield path.relative_to(root).as_posix(), path.read_bytes()
 
 
 def wanted_paths(overlay: Mapping[str, bytes]) -> frozenset[str]:
@@ -80,14 +93,14 @@ def build(base: Mapping[str, bytes], version: str, *, overlay: Mapping[str, byte
     Args:
         base: The snapshot's files by package-relative path.
         version: The SGLang version they belong to.
-        overlay: The new modules; default: ours.
+        overlay: The new modules; default: ours for that version.
 
     Raises:
         AnchorError: An edit does not fit its file.
         AlreadyPatchedError: The base is not pristine.
         OverlayError: The version is not supported, or a file is missing from the base.
     """
-    return build_release(release(version), base, load_overlay() if overlay is None else overlay)
+    return build_release(release(version), base, load_overlay(version) if overlay is None else overlay)
 
 
 def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, bytes]) -> Patched:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from ddtree_overlay.edits.base import Edit
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
-from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN
+from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED
 from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
-from ddtree_overlay.edits.server_args import SERVER_ARGS
+from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_WITHOUT_HANDLING
 from ddtree_overlay.edits.spec_info import SPEC_INFO
+from ddtree_overlay.edits.speculative_hook import SPECULATIVE_HOOK
 from ddtree_overlay.edits.tokenizer_manager import TOKENIZER_MANAGER
 from ddtree_overlay.edits.triton_backend import TRITON_BACKEND
 from ddtree_overlay.errors import OverlayError
@@ -24,31 +25,37 @@ class Release:
         version: As pip spells it.
         edits: In the order of the review patches.
         sites: Name of the table in `sites/` that classifies every DFLASH site of the release.
+        variant: Folder below `overlay/variants/` with the modules that know this release's own names.
     """
 
     version: str
     edits: tuple[Edit, ...]
     sites: str
+    variant: str
 
     def edit(self, path: str) -> Edit | None:
         """The edit of the file at `path`, or None."""
         return next((e for e in self.edits if e.path == path), None)
 
 
+#: The first generation of DFLASH workers, without overlap scheduling: 0.5.11 to 0.5.13.
+_FIRST = (SPEC_INFO, SERVER_ARGS, DFLASH_WORKER, TRITON_BACKEND, KV_CACHE_MIXIN, SCHEDULE_BATCH, TOKENIZER_MANAGER)
+_FIRST_13 = (
+    SPEC_INFO,
+    SERVER_ARGS_WITHOUT_HANDLING,
+    SPECULATIVE_HOOK,
+    DFLASH_WORKER,
+    TRITON_BACKEND,
+    KV_CACHE_MIXIN_COUNTED,
+    SCHEDULE_BATCH,
+    TOKENIZER_MANAGER,
+)
+
 RELEASES = (
-    Release(
-        "0.5.11",
-        edits=(
-            SPEC_INFO,
-            SERVER_ARGS,
-            DFLASH_WORKER,
-            TRITON_BACKEND,
-            KV_CACHE_MIXIN,
-            SCHEDULE_BATCH,
-            TOKENIZER_MANAGER,
-        ),
-        sites="0.5.11",
-    ),
+    Release("0.5.11", _FIRST, sites="0.5.11", variant="0.5.11"),
+    Release("0.5.12", _FIRST, sites="0.5.12", variant="0.5.12"),
+    Release("0.5.12.post1", _FIRST, sites="0.5.12", variant="0.5.12"),
+    Release("0.5.13", _FIRST_13, sites="0.5.13", variant="0.5.13"),
 )
 
 

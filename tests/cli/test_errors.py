@@ -20,6 +20,7 @@ from tests.support.trees import differences, listing
 
 from ddtree_overlay import deploy, errors
 from ddtree_overlay.cli import cli
+from ddtree_overlay.patching import SUPPORTED_RELEASES
 from ddtree_overlay.wheels import wheel_of
 
 
@@ -281,8 +282,14 @@ def test_unsupported_release_is_refused(run, workspace, version, text):
     """Exit 1 with the supported ones, before pip is asked: it would list every version that it knows."""
     for verb in ("snapshot", "patch", "verify"):
         done = run(verb, "--release", version)
-        refused(done, 1, f"SGLang {version} {text}", "supported: 0.5.11\n", "--release 0.5.11")
-        assert "pip " not in done.err.replace("pip install sglang==0.5.11", "")
+        refused(
+            done,
+            1,
+            f"SGLang {version} {text}",
+            f"supported: {', '.join(SUPPORTED_RELEASES)}",
+            f"--release {SUPPORTED_RELEASES[-1]}",
+        )
+        assert "pip " not in done.err.replace(f"pip install sglang=={SUPPORTED_RELEASES[-1]}", "")
     assert not (workspace / ".cache").exists()
 
 

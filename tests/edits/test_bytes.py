@@ -14,7 +14,7 @@ from ddtree_overlay.errors import OverlayError
 from ddtree_overlay.releases import RELEASES
 
 
-EDITS = [edit for row in RELEASES for edit in row.edits]
+EDITS = list(dict.fromkeys(edit for row in RELEASES for edit in row.edits))
 BOM = b"\xef\xbb\xbf"
 
 EDIT = Edit(

@@ -12,7 +12,7 @@ from ddtree_overlay.edits.tree import replace_block
 from ddtree_overlay.releases import RELEASES
 
 
-EDITS = [edit for row in RELEASES for edit in row.edits]
+EDITS = list(dict.fromkeys(edit for row in RELEASES for edit in row.edits))
 EXAMPLES = [pytest.param(edit, example, id=edit.path) for edit in EDITS for example in edit.examples]
 INSERTIONS = [
     pytest.param(edit, insertion, id=f"{edit.path}:{insertion.scope}:{number}")

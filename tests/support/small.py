@@ -62,7 +62,7 @@ class ServerArgs:
     @staticmethod
     def add_cli_args(parser):
         parser.add_argument("--speculative-algorithm", choices=["DFLASH"])
-        parser.add_argument("--speculative-dflash-draft-window-size", type=int)
+        parser.add_argument("--speculative-dflash-block-size", type=int)
         parser.add_argument("--other")
 """,
     "srt/speculative/dflash_worker.py": """\

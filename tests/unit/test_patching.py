@@ -19,6 +19,7 @@ from ddtree_overlay.patching import (
     unpatch,
     wanted_paths,
 )
+from ddtree_overlay.releases import release
 
 
 def built(base: dict[str, bytes] | None = None):
@@ -163,21 +164,35 @@ def test_wanted_paths_cover_edits_imports_and_landing_places():
     assert {"srt/utils.py", "srt/utils/__init__.py", "srt/utils/wrap.py"} <= wanted
 
 
-def test_the_real_overlay_is_found_and_parses():
+@pytest.mark.parametrize("version", SUPPORTED_RELEASES)
+def test_the_real_overlay_is_found_and_parses(version: str):
     """Modules by the path they land at, all of it Python that every target can read."""
-    modules = load_overlay()
+    modules = load_overlay(version)
 
-    assert "srt/speculative/ddtree/args.py" in modules
+    assert {"srt/speculative/ddtree/args.py", "srt/speculative/ddtree/names.py"} <= set(modules)
     for path, data in modules.items():
+        assert path.startswith("srt/")
         ast.parse(data, path, feature_version=(3, 10))
 
 
-def test_the_published_wheel_is_patched():
-    """The whole of 0.5.11 with the real overlay."""
-    overlay = load_overlay()
-    _, base = wheels.snapshot(wanted_paths(overlay))
+def test_variants_differ_in_content_only():
+    """A snapshot taken before the release is known holds what any of them needs."""
+    wanted = {version: wanted_paths(load_overlay(version)) for version in SUPPORTED_RELEASES}
 
-    patched = build(base, "0.5.11")
+    assert set(wanted.values()) == {wanted["0.5.11"]}
 
-    assert len(patched.files) == len(overlay) + 1 + 7
+
+@pytest.mark.parametrize("version", [SUPPORTED_RELEASES[0], SUPPORTED_RELEASES[-1]])
+def test_the_published_wheel_is_patched_and_comes_apart(version: str):
+    """With the real overlay: upstream lines stay, and each file gives its published bytes back."""
+    overlay = load_overlay(version)
+    _, base = wheels.snapshot(wanted_paths(overlay), version)
+
+    patched = build(base, version)
+
+    edited = [c for c in patched.bundle.changes if not c.adds]
+    assert len(patched.files) == len(overlay) + 1 + len(edited)
+    assert {c.path for c in edited} == {edit.path for edit in release(version).edits}
     assert all(c.removed == 0 for c in patched.bundle.changes)
+    for change in edited:
+        assert unpatch(patched.files[change.path], change.path, version) == base[change.path]

@@ -74,3 +74,17 @@ def test_table_classifies_exactly_the_published_release(row: Release):
     assert all(s.verdict in VERDICTS and len(s.reason) > 20 for s in sites)
     edited_files = {edit.path for edit in row.edits}
     assert {s.path for s in sites if s.verdict == "edited"} <= edited_files
+
+
+def test_table_takes_rows_over_from_the_one_it_is_based_on():
+    """A row stands in place of the one with its path and scope, and what is gone is not taken over."""
+    base = {Place(s.path, s.scope): s for s in load_sites("0.5.11")}
+    table = {Place(s.path, s.scope): s for s in load_sites("0.5.12")}
+
+    unchanged = Place("srt/managers/scheduler.py", "<module>")
+    assert table[unchanged] == base[unchanged]
+    replaced = Place("srt/server_args.py", "ServerArgs")
+    assert table[replaced].mentions != base[replaced].mentions
+    gone = Place("srt/speculative/dflash_utils.py", "compute_dflash_sampling_accept_len_and_bonus")
+    assert gone in base
+    assert gone not in table

@@ -10,8 +10,9 @@ Insertions are applied in order and removed in reverse order, so several of them
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -52,6 +53,19 @@ class Insertion:
     reason: str
     blank_before: int = 0
     blank_after: int = 0
+
+    def moved(self, anchor: Anchor, *, scope: str | None = None, renamed: Mapping[str, str] | None = None) -> Insertion:
+        """The same insertion for a release in which its place moved.
+
+        Args:
+            anchor: The gap there.
+            scope: The class or function there; default: the same.
+            renamed: Names that the new place gives to what the code uses, whole words: `{"self": "server_args"}`.
+        """
+        code = self.code
+        for name, new in (renamed or {}).items():
+            code = re.sub(rf"\b{re.escape(name)}\b", new, code)
+        return replace(self, anchor=anchor, scope=scope or self.scope, code=code)
 
     def insert(self, module: cst.Module, path: str) -> cst.Module:
         """`module` with the code inserted.

@@ -11,7 +11,7 @@ EXAMPLE = Example(
     before="""\
 class ServerArgs:
     speculative_algorithm: Optional[str] = None
-    speculative_dflash_draft_window_size: Optional[int] = None
+    speculative_dflash_block_size: Optional[int] = None
     speculative_accept_threshold_single: float = 1.0
 
     def __post_init__(self):
@@ -36,7 +36,7 @@ class ServerArgs:
     def add_cli_args(parser):
         parser.add_argument("--speculative-algorithm", choices=["DFLASH"])
         parser.add_argument(
-            "--speculative-dflash-draft-window-size",
+            "--speculative-dflash-block-size",
             type=int,
         )
         parser.add_argument("--speculative-token-map")
@@ -44,7 +44,7 @@ class ServerArgs:
     after="""\
 class ServerArgs:
     speculative_algorithm: Optional[str] = None
-    speculative_dflash_draft_window_size: Optional[int] = None
+    speculative_dflash_block_size: Optional[int] = None
     speculative_ddtree_budget: int = 64
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_allow_hybrid_unsafe: bool = False
@@ -93,7 +93,7 @@ class ServerArgs:
     def add_cli_args(parser):
         parser.add_argument("--speculative-algorithm", choices=["DFLASH"])
         parser.add_argument(
-            "--speculative-dflash-draft-window-size",
+            "--speculative-dflash-block-size",
             type=int,
         )
         from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
@@ -103,80 +103,145 @@ class ServerArgs:
 """,
 )
 
-SERVER_ARGS = Edit(
-    path="srt/server_args.py",
-    summary="Add the DDTREE fields and flags, choose a backend that can verify a tree, and check the settings.",
-    insertions=(
-        add_field(
-            "ServerArgs",
-            (
-                "speculative_ddtree_budget: int = 64",
-                "speculative_ddtree_topk_cap: Optional[int] = None",
-                "speculative_ddtree_allow_hybrid_unsafe: bool = False",
-                "speculative_ddtree_overlay_id: Optional[str] = None",
-            ),
-            after="speculative_dflash_draft_window_size",
-            reason="`ServerArgs.from_cli_args` copies every dataclass field from the flag of the same name, and "
-            "`/server_info` answers with every field.",
-        ),
-        insert_statements(
-            "ServerArgs.__post_init__",
-            AtStart(),
-            """\
+#: The fields and flags; the same place in every release of the first worker.
+FIELDS = add_field(
+    "ServerArgs",
+    (
+        "speculative_ddtree_budget: int = 64",
+        "speculative_ddtree_topk_cap: Optional[int] = None",
+        "speculative_ddtree_allow_hybrid_unsafe: bool = False",
+        "speculative_ddtree_overlay_id: Optional[str] = None",
+    ),
+    after="speculative_dflash_block_size",
+    reason="`ServerArgs.from_cli_args` copies every dataclass field from the flag of the same name, and "
+    "`/server_info` answers with every field.",
+)
+
+REPORT_OVERLAY = insert_statements(
+    "ServerArgs.__post_init__",
+    AtStart(),
+    """\
 from sglang.srt.speculative.ddtree.args import report_overlay
 
 report_overlay(self)
 """,
-            reason="Whatever the arguments hold, the server reports the overlay whose code it has loaded.",
-            blank_before=1,
-        ),
-        insert_statements(
-            "ServerArgs._handle_attention_backend_compatibility",
-            AtStart(),
-            """\
+    reason="Whatever the arguments hold, the server reports the overlay whose code it has loaded.",
+    blank_before=1,
+)
+
+CHOOSE_BACKEND = insert_statements(
+    "ServerArgs._handle_attention_backend_compatibility",
+    AtStart(),
+    """\
 if str(self.speculative_algorithm).upper() == "DDTREE":
     from sglang.srt.speculative.ddtree.args import choose_attention_backend
 
     choose_attention_backend(self)
 """,
-            reason="The default backend of a GPU may be one that cannot verify a tree, so DDTREE chooses first.",
-            blank_after=1,
-        ),
-        insert_statements(
-            "ServerArgs._handle_speculative_decoding",
-            Before('if self.speculative_algorithm == "DFLASH": ...'),
-            """\
+    reason="The default backend of a GPU may be one that cannot verify a tree, so DDTREE chooses first.",
+    blank_after=1,
+)
+
+ENTER_DFLASH = insert_statements(
+    "ServerArgs._handle_speculative_decoding",
+    Before('if self.speculative_algorithm == "DFLASH": ...'),
+    """\
 is_ddtree = self.speculative_algorithm == "DDTREE"
 if is_ddtree:
     from sglang.srt.speculative.ddtree.args import enter_dflash_handling
 
     enter_dflash_handling(self)
 """,
-            reason="The draft model is a DFlash model: its settings are resolved by the DFLASH branch below.",
-            blank_before=1,
-        ),
-        insert_statements(
-            "ServerArgs._handle_speculative_decoding",
-            After('if self.speculative_algorithm == "DFLASH": ...'),
-            """\
+    reason="The draft model is a DFlash model: its settings are resolved by the DFLASH branch below.",
+    blank_before=1,
+)
+
+FINISH_DFLASH = insert_statements(
+    "ServerArgs._handle_speculative_decoding",
+    After('if self.speculative_algorithm == "DFLASH": ...'),
+    """\
 if is_ddtree:
     from sglang.srt.speculative.ddtree.args import finish_dflash_handling
 
     finish_dflash_handling(self)
 """,
-            reason="Behind the DFLASH branch the block size is known, and tree width and limits follow from it.",
-            blank_before=1,
-        ),
-        insert_statements(
-            "ServerArgs.add_cli_args",
-            After('parser.add_argument("--speculative-dflash-draft-window-size", ...)'),
-            """\
+    reason="Behind the DFLASH branch the block size is known, and tree width and limits follow from it.",
+    blank_before=1,
+)
+
+FLAGS = insert_statements(
+    "ServerArgs.add_cli_args",
+    After('parser.add_argument("--speculative-dflash-block-size", ...)'),
+    """\
 from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
 
 add_ddtree_cli_args(parser)
 """,
-            reason="Adds the flags, and admits DDTREE to --speculative-algorithm without rewriting its `choices` line.",
+    reason="Adds the flags, and admits DDTREE to --speculative-algorithm without rewriting its `choices` line.",
+)
+
+SERVER_ARGS = Edit(
+    path="srt/server_args.py",
+    summary="Add the DDTREE fields and flags, choose a backend that can verify a tree, and check the settings.",
+    insertions=(FIELDS, REPORT_OVERLAY, CHOOSE_BACKEND, ENTER_DFLASH, FINISH_DFLASH, FLAGS),
+    examples=(EXAMPLE,),
+)
+
+#: For releases that handle the speculative arguments in a module of their own: see `speculative_hook`.
+SERVER_ARGS_WITHOUT_HANDLING = Edit(
+    path="srt/server_args.py",
+    summary="Add the DDTREE fields and flags, and choose a backend that can verify a tree.",
+    insertions=(FIELDS, REPORT_OVERLAY, CHOOSE_BACKEND, FLAGS),
+    examples=(
+        Example(
+            before="""\
+class ServerArgs:
+    speculative_dflash_block_size: Optional[int] = None
+
+    def __post_init__(self):
+        'Complete the arguments.'
+
+        self._handle_speculative_decoding()
+
+    def _handle_attention_backend_compatibility(self):
+        model_config = self.get_model_config()
+
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--speculative-dflash-block-size", type=int)
+""",
+            after="""\
+class ServerArgs:
+    speculative_dflash_block_size: Optional[int] = None
+    speculative_ddtree_budget: int = 64
+    speculative_ddtree_topk_cap: Optional[int] = None
+    speculative_ddtree_allow_hybrid_unsafe: bool = False
+    speculative_ddtree_overlay_id: Optional[str] = None
+
+    def __post_init__(self):
+        'Complete the arguments.'
+
+        from sglang.srt.speculative.ddtree.args import report_overlay
+
+        report_overlay(self)
+
+        self._handle_speculative_decoding()
+
+    def _handle_attention_backend_compatibility(self):
+        if str(self.speculative_algorithm).upper() == "DDTREE":
+            from sglang.srt.speculative.ddtree.args import choose_attention_backend
+
+            choose_attention_backend(self)
+
+        model_config = self.get_model_config()
+
+    @staticmethod
+    def add_cli_args(parser):
+        parser.add_argument("--speculative-dflash-block-size", type=int)
+        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+
+        add_ddtree_cli_args(parser)
+""",
         ),
     ),
-    examples=(EXAMPLE,),
 )

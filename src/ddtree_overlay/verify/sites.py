@@ -51,21 +51,28 @@ class Site:
 
 
 def load_sites(name: str) -> tuple[Site, ...]:
-    """The table of a release.
+    """The table of a release, with the rows it takes from the table it is based on.
 
     Raises:
-        ValueError: The table holds an unknown verdict, or a row without a reason.
+        ValueError: The table holds an unknown verdict, a row without a reason, or drops a row that is not there.
     """
     text = (resources.files("ddtree_overlay") / "sites" / f"{name}.toml").read_text(encoding="utf-8")
-    sites = []
-    for row in tomllib.loads(text)["site"]:
+    table = tomllib.loads(text)
+    sites = {}
+    if "based_on" in table:
+        sites = {Place(site.path, site.scope): site for site in load_sites(table["based_on"])}
+        for path, scope in table.get("gone", ()):
+            if sites.pop(Place(path, scope), None) is None:
+                raise ValueError(f"sites/{name}.toml: {path} [{scope}] is not in the table it is based on")
+    for row in table["site"]:
         if row["verdict"] not in VERDICTS or not row["reason"]:
             raise ValueError(
                 f"sites/{name}.toml: {row['path']} [{row['scope']}] needs a verdict of {VERDICTS} and a reason"
             )
         mentions = _counted(row["mentions"]) if "mentions" in row else None
-        sites.append(Site(row["path"], row["scope"], row["verdict"], row["reason"], mentions))
-    return tuple(sites)
+        site = Site(row["path"], row["scope"], row["verdict"], row["reason"], mentions)
+        sites[Place(site.path, site.scope)] = site
+    return tuple(sites.values())
 
 
 def check_sites(sites: Collection[Site], mentioned: Collection[str], base: Mapping[str, bytes]) -> list[Finding]:

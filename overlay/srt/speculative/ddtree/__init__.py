@@ -10,6 +10,7 @@
     targets       verify logits -> one target token per node, greedy or sampled
     verify_input  one verify step of a batch: mask, slots, acceptance, commit
     worker        the DFLASH worker with the chain replaced by a tree
+    names         what this release calls what every release has (one variant a release)
     overlay_id    which overlay this is; made by `ddtree-overlay patch`
     trace         a JSON line per verified tree, for tests and debugging
 

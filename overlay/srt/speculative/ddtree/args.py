@@ -145,6 +145,7 @@ def draft_view(server_args: ServerArgs) -> ServerArgs:
     """A copy of `server_args` in which every width is the draft block: what the draft worker is built from."""
     view = copy.deepcopy(server_args)
     view.speculative_num_draft_tokens = server_args.speculative_dflash_block_size
+    vars(view).pop("max_speculative_num_draft_tokens", None)  # newer releases cache the largest width
     return view
 
 

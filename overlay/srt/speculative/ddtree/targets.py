@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
+from sglang.srt.speculative.ddtree.names import replaces_nan
 
 
 #: Most bytes of probabilities held at once while sampling.
@@ -75,7 +76,7 @@ class TargetChooser:
             sampling_info: The batch's, or None for greedy decoding.
             positions: Position of each node's own token, int64 [bs * width]: what seeded sampling is keyed on.
         """
-        if self._sampler.use_nan_detection:
+        if replaces_nan(self._sampler):
             logits = logits.nan_to_num(nan=-1e5, posinf=float("inf"), neginf=float("-inf"))
         greedy = torch.argmax(logits, dim=-1)
         if sampling_info is None or sampling_info.is_all_greedy:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
+from sglang.srt.speculative.ddtree.names import count_step, finish_if_due
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots
 from sglang.srt.speculative.ddtree.trace import trace_step
 from sglang.srt.speculative.ddtree.tree import Tree, verify_mask
@@ -104,12 +105,10 @@ class DDTreeVerifyInput(DFlashVerifyInput):
                 appended += 1
                 if req.require_reasoning and think_end_id is not None:
                     req.update_reasoning_tokens(token, think_end_id)
-                req.check_finished()
+                finish_if_due(req)
                 if req.finished():
                     break
-            req.spec_verify_ct += 1
-            req.spec_accepted_drafts += appended - 1
-            req.update_spec_acceptance_histogram(appended - 1)
+            count_step(req, appended - 1)
             current_tokens.append(req.output_ids[-1])
             committed.append(appended)
         return current_tokens, committed

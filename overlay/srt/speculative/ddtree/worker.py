@@ -16,6 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.ddtree.args import draft_view, verify_width
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
+from sglang.srt.speculative.ddtree.names import commit_recurrent_state
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import build_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
@@ -117,9 +118,10 @@ class DDTreeWorker(DFlashWorker):
         last_nodes, tracked_nodes = recurrent_steps(
             batch.spec_info, batch, seq_lens_pre_verify, self.server_args.mamba_track_interval
         )
-        attn_backend.update_mamba_state_after_mtp_verify(
-            accepted_steps=last_nodes,
-            mamba_track_indices=batch.mamba_track_indices,
-            mamba_steps_to_track=tracked_nodes,
+        commit_recurrent_state(
+            attn_backend,
+            last_nodes=last_nodes,
+            track_indices=batch.mamba_track_indices,
+            tracked_nodes=tracked_nodes,
             model=self.target_worker.model_runner.model,
         )
