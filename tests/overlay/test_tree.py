@@ -4,12 +4,21 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.speculative.ddtree.tree import Tree, build_tree, grow_by_beam, ordered_topk, verify_mask
+from sglang.srt.speculative.ddtree.accept import accept_paths
+from sglang.srt.speculative.ddtree.tree import (
+    Tree,
+    build_tree,
+    grow_by_beam,
+    is_exact,
+    ordered_topk,
+    verify_mask,
+)
 from sglang.srt.speculative.ddtree.tree_kernel import grow_trees
 
 
@@ -18,11 +27,11 @@ def sorted_choices(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Te
     return ordered_topk(log_probs, min(k, logits.shape[-1]))
 
 
-def tree_of(logits: torch.Tensor, budget: int, cap: int | None = None) -> Tree:
+def tree_of(logits: torch.Tensor, budget: int, cap: int | None = None, *, chain_seed: bool = False) -> Tree:
     """The tree of logits [bs, L, V]; bonus tokens count up from V."""
     values, ids = sorted_choices(logits, budget if cap is None else cap)
     roots = torch.arange(logits.shape[0]) + logits.shape[-1]
-    return build_tree(roots, values, ids, budget)
+    return build_tree(roots, values, ids, budget, chain_seed=chain_seed)
 
 
 def prefixes(tree: Tree, row: int) -> list[tuple[int, ...]]:
@@ -117,20 +126,127 @@ def test_tree_invariants_hold(logits: torch.Tensor, budget: int) -> None:
             assert int(closure[node].sum()) == depths[node] + 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(logits=small_logits(), budget=st.integers(1, 40))
-def test_kernel_equals_the_reference(logits: torch.Tensor, budget: int) -> None:
+def test_seeded_tree_is_the_chain_and_the_best_other_prefixes(logits: torch.Tensor, budget: int) -> None:
+    """The chain of first choices comes first, then every other prefix in its order, each behind its parent."""
+    tree = tree_of(logits, budget, chain_seed=True)
+    for row in range(2):
+        ranked = [path for _, path in every_prefix(*(part[row] for part in sorted_choices(logits, budget)))]
+        values, ids = (part[row] for part in sorted_choices(logits, budget))
+        alive = (values[:, 0] > float("-inf")).long().cumprod(0).sum()
+        chain = [tuple(ids[: depth + 1, 0].tolist()) for depth in range(int(alive))]
+        assert prefixes(tree, row) == [*chain, *(path for path in ranked if path not in chain)][:budget]
+        parents = tree.parents[row]
+        assert all(int(parents[node]) < node for node in range(1, budget + 1))
+
+
+@settings(max_examples=60, deadline=None)
+@given(logits=small_logits(), spare=st.integers(0, 20), seed=st.integers(0, 1000))
+def test_no_target_accepts_less_of_a_seeded_tree_than_of_the_chain(logits: torch.Tensor, spare: int, seed: int) -> None:
+    """Whatever the target says, every node of the chain is there (a best-first tree may lack it: {a, b, c, aa})."""
+    horizon = logits.shape[1]
+    tree = tree_of(logits, horizon + spare, chain_seed=True)
+    chain = tree_of(logits, horizon, cap=1)
+    by_prefix = TargetOfPrefixes(logits.shape[-1], seed)
+    for row in range(2):
+        lengths = [int(accept_paths(t, by_prefix.tokens(t)).accept_lens[row]) for t in (tree, chain)]
+        assert lengths[0] >= lengths[1]
+
+
+class TargetOfPrefixes:
+    """A target whose next token depends on the whole prefix, as a model's does."""
+
+    def __init__(self, vocabulary: int, seed: int) -> None:
+        self._vocabulary = vocabulary
+        self._seed = seed
+
+    def tokens(self, tree: Tree) -> torch.Tensor:
+        """Its token after each node, int64 [bs, W]."""
+        chosen = torch.zeros_like(tree.tokens)
+        for row in range(tree.tokens.shape[0]):
+            paths = {0: ()}
+            for node in range(tree.tokens.shape[1]):
+                parent = int(tree.parents[row, node])
+                if parent >= 0:
+                    paths[node] = (*paths[parent], int(tree.tokens[row, node]))
+                chosen[row, node] = hash((self._seed, row, paths.get(node))) % self._vocabulary
+        return chosen
+
+
+def test_flat_drafts_leave_the_chain_out_of_a_best_first_tree() -> None:
+    """Four equal choices at every position: the best four nodes are four children of the root, not a chain."""
+    logits = torch.zeros(1, 4, 4)
+    assert int(tree_of(logits, 4).depths.max()) == 1
+    assert int(tree_of(logits, 4, chain_seed=True).depths.max()) == 4
+
+
+@settings(max_examples=100, deadline=None)
+@given(logits=small_logits(), budget=st.integers(1, 12), cap=st.integers(1, 4), chain_seed=st.booleans())
+def test_certificate_of_a_cap_is_never_wrong(logits: torch.Tensor, budget: int, cap: int, chain_seed: bool) -> None:
+    """Where it is given, the capped tree has the scores of the tree without a cap."""
+    values, ids = sorted_choices(logits, cap)
+    capped = build_tree(torch.tensor([7, 8]), values, ids, budget, chain_seed=chain_seed)
+    whole = tree_of(logits, budget, chain_seed=chain_seed)
+    exact = is_exact(capped, values, chain_seed=chain_seed)
+    for row in range(2):
+        if exact[row]:
+            assert sorted(capped.scores[row].tolist()) == sorted(whole.scores[row].tolist())
+
+
+def test_certificate_is_given_where_a_cap_cuts_nothing_that_counts() -> None:
+    """Confident drafts need few choices a position, flat ones need all."""
+    torch.manual_seed(0)
+    confident, flat = torch.randn(1, 4, 50) * 8, torch.zeros(1, 4, 50)
+    for logits, expected in ((confident, True), (flat, False)):
+        values, ids = sorted_choices(logits, 4)
+        tree = build_tree(torch.tensor([50]), values, ids, 6)
+        assert is_exact(tree, values).tolist() == [expected]
+
+
+@settings(max_examples=60, deadline=None)
+@given(logits=small_logits(), budget=st.integers(1, 40))
+def test_scores_sum_to_the_expected_accept_length(logits: torch.Tensor, budget: int) -> None:
+    """Under the drafter's own distribution the probabilities of the nodes add up to the accepted tokens of a step."""
+    tree = tree_of(logits, budget)
+    log_probs = torch.log_softmax(logits.double(), -1)
+    vocabulary = logits.shape[-1]
+    for row in range(2):
+        nodes = set(prefixes(tree, row))
+        expected = 0.0
+        for tokens in itertools.product(range(vocabulary), repeat=logits.shape[1]):
+            probability = float(log_probs[row, range(len(tokens)), tokens].sum().exp())
+            accepted = next((d for d in range(len(tokens)) if tokens[: d + 1] not in nodes), len(tokens))
+            expected += probability * accepted
+        assert float(tree.scores[row, 1:].exp().sum()) == pytest.approx(expected, abs=1e-4)
+
+
+@settings(max_examples=60, deadline=None)
+@given(logits=small_logits(), budget=st.integers(1, 30))
+def test_no_node_needs_more_choices_than_its_depth_leaves(logits: torch.Tensor, budget: int) -> None:
+    """Each better-ranked prefix of a node's ancestors is in the tree too, so a node of depth d has rank <= B - d."""
+    tree = tree_of(logits, budget)
+    real = tree.parents >= 0
+    assert (tree.ranks[real] <= budget - tree.depths[real]).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(logits=small_logits(), budget=st.integers(1, 40), chain_seed=st.booleans())
+def test_kernel_equals_the_reference(logits: torch.Tensor, budget: int, chain_seed: bool) -> None:
     """The Triton kernel (interpreted here) gives the reference's tree bit for bit: ties, -inf and padding included."""
     values, ids = sorted_choices(logits, budget)
     roots = torch.tensor([7, 8])
     for got, expected in zip(
-        grow_trees(roots, values, ids, budget), grow_by_beam(roots, values, ids, budget), strict=True
+        grow_trees(roots, values, ids, budget, chain_seed),
+        grow_by_beam(roots, values, ids, budget, chain_seed),
+        strict=True,
     ):
         assert torch.equal(got, expected)
 
 
+@pytest.mark.parametrize("chain_seed", [False, True])
 @pytest.mark.parametrize("budget", [1, 15, 63, 130])
-def test_kernel_equals_the_reference_at_odd_widths(budget: int) -> None:
+def test_kernel_equals_the_reference_at_odd_widths(budget: int, chain_seed: bool) -> None:
     """Widths around powers of two, NaN rows, tied logits."""
     torch.manual_seed(budget)
     logits = (torch.randn(2, 5, 150) * 2).round()
@@ -139,7 +255,9 @@ def test_kernel_equals_the_reference_at_odd_widths(budget: int) -> None:
     values, ids = values[..., :budget], ids[..., :budget]
     roots = torch.tensor([500, 501])
     for got, expected in zip(
-        grow_trees(roots, values, ids, budget), grow_by_beam(roots, values, ids, budget), strict=True
+        grow_trees(roots, values, ids, budget, chain_seed),
+        grow_by_beam(roots, values, ids, budget, chain_seed),
+        strict=True,
     ):
         assert torch.equal(got, expected)
 
@@ -156,13 +274,14 @@ def test_tree_equals_the_papers_heap(seed: int) -> None:
             assert set(prefixes(tree, row)) == heap_tree(values[row], ids[row], budget)
 
 
-def test_smaller_budgets_are_prefixes_of_larger_trees() -> None:
+@pytest.mark.parametrize("chain_seed", [False, True])
+def test_smaller_budgets_are_prefixes_of_larger_trees(chain_seed: bool) -> None:
     """The first m nodes of a tree are the tree of budget m, so one build serves every width."""
     torch.manual_seed(0)
     logits = torch.randn(2, 6, 40).round()  # ties
-    large = tree_of(logits, 48)
+    large = tree_of(logits, 48, chain_seed=chain_seed)
     for budget in (1, 2, 7, 31):
-        small = tree_of(logits, budget)
+        small = tree_of(logits, budget, chain_seed=chain_seed)
         assert torch.equal(small.tokens, large.tokens[:, : budget + 1])
         assert torch.equal(small.parents, large.parents[:, : budget + 1])
 

@@ -47,6 +47,7 @@ class ServerArgs:
     speculative_dflash_block_size: Optional[int] = None
     speculative_ddtree_budget: int = 64
     speculative_ddtree_topk_cap: Optional[int] = None
+    speculative_ddtree_chain_seed: bool = False
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
     speculative_accept_threshold_single: float = 1.0
@@ -109,6 +110,7 @@ FIELDS = add_field(
     (
         "speculative_ddtree_budget: int = 64",
         "speculative_ddtree_topk_cap: Optional[int] = None",
+        "speculative_ddtree_chain_seed: bool = False",
         "speculative_ddtree_allow_hybrid_unsafe: bool = False",
         "speculative_ddtree_overlay_id: Optional[str] = None",
     ),
@@ -215,6 +217,7 @@ class ServerArgs:
     speculative_dflash_block_size: Optional[int] = None
     speculative_ddtree_budget: int = 64
     speculative_ddtree_topk_cap: Optional[int] = None
+    speculative_ddtree_chain_seed: bool = False
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
 

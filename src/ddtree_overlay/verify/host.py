@@ -17,6 +17,7 @@ from ddtree_overlay.verify.findings import Finding
 FLAGS = (
     "--speculative-ddtree-budget",
     "--speculative-ddtree-topk-cap",
+    "--speculative-ddtree-chain-seed",
     "--speculative-ddtree-allow-hybrid-unsafe",
     "DDTREE",
 )

@@ -7,6 +7,7 @@ import json
 import os
 from typing import Any
 
+import torch
 from sglang.srt.speculative.ddtree.accept import Acceptance
 from sglang.srt.speculative.ddtree.tree import Tree
 
@@ -14,8 +15,19 @@ from sglang.srt.speculative.ddtree.tree import Tree
 TRACE_VARIABLE = "SGLANG_DDTREE_TRACE"
 
 
+def is_tracing() -> bool:
+    """Whether steps are written down."""
+    return bool(os.environ.get(TRACE_VARIABLE))
+
+
 def trace_step(
-    rids: list[str], prefix_lens: list[int], tree: Tree, acceptance: Acceptance, committed: list[int]
+    rids: list[str],
+    prefix_lens: list[int],
+    tree: Tree,
+    acceptance: Acceptance,
+    committed: list[int],
+    *,
+    exact: torch.Tensor | None,
 ) -> None:
     """Append each request's tree, accepted path and committed token count, if tracing is on.
 
@@ -23,6 +35,7 @@ def trace_step(
         rids: Request ids, in batch order.
         prefix_lens: Committed tokens before the step.
         committed: Tokens the step committed; fewer than the path and its bonus when a stop cut it.
+        exact: Whether each tree can be shown to be the one without a top-k cap.
     """
     target = os.environ.get(TRACE_VARIABLE)
     if not target:
@@ -37,5 +50,5 @@ def trace_step(
             # -inf is no JSON
             line["scores"] = [None if score == float("-inf") else score for score in line["scores"]]
             line |= {"rid": rid, "prefix_len": prefix_lens[i], "path": paths[i], "committed": committed[i]}
-            line["bonus"] = int(acceptance.bonus[i])
+            line |= {"bonus": int(acceptance.bonus[i]), "exact": None if exact is None else bool(exact[i])}
             out.write(json.dumps(line) + "\n")

@@ -9,6 +9,7 @@ operations of fixed shape. On a GPU, where those are hundreds of launches, `tree
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -18,9 +19,9 @@ import torch
 class Tree:
     """One tree per request; W = budget + 1 nodes, in order of falling score, node 0 the root (the bonus token).
 
-    A parent's index is below its children's, and the first m nodes are the tree of budget m - 1. A tree with fewer
-    reachable nodes than the budget ends in padding: nodes without a parent that see only themselves and can never be
-    accepted.
+    A parent's index is below its children's, and the first m nodes are the tree of budget m - 1. A seeded tree begins
+    with the chain of first choices, whatever the scores. A tree with fewer reachable nodes than the budget ends in
+    padding: nodes without a parent that see only themselves and can never be accepted.
     """
 
     #: Token ids, int64 [bs, W].
@@ -59,7 +60,9 @@ def ordered_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
     return values.gather(-1, indices), indices
 
 
-def build_tree(roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int) -> Tree:
+def build_tree(
+    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int, *, chain_seed: bool = False
+) -> Tree:
     """Build the best-first tree of every request.
 
     Args:
@@ -67,12 +70,14 @@ def build_tree(roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Te
         log_probs: float32 [bs, L, K], falling along K, at most 0, -inf where there is no token; NaN is read as -inf.
         token_ids: int64 [bs, L, K], distinct along K.
         budget: Draft nodes per tree, at least 1.
+        chain_seed: Take the chain of first choices, DFLASH's draft, before anything else. Then no target accepts less
+            of the tree than of the chain, at the price of branches that the drafter thinks likelier.
     """
     if log_probs.is_cuda:
         from sglang.srt.speculative.ddtree.tree_kernel import grow_trees as grow
     else:
         grow = grow_by_beam
-    tokens, parents, depths, ranks, scores = grow(roots, log_probs, token_ids, budget)
+    tokens, parents, depths, ranks, scores = grow(roots, log_probs, token_ids, budget, chain_seed)
     max_depth = min(log_probs.shape[1], budget)
     return Tree(
         tokens=tokens,
@@ -86,7 +91,7 @@ def build_tree(roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Te
 
 
 def grow_by_beam(
-    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int
+    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int, chain_seed: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Grow the tree of every request; arguments as in `build_tree`.
 
@@ -95,7 +100,7 @@ def grow_by_beam(
     """
     levels = _beam_levels(log_probs.masked_fill(log_probs.isnan(), float("-inf")), token_ids, budget)
     pool = [torch.cat(columns, dim=1) for columns in zip(*levels, strict=True)]
-    scores, tokens, parents, depths, ranks = _select(pool, budget)
+    scores, tokens, parents, depths, ranks = _select(pool, budget, _seeds(levels) if chain_seed else [])
     reachable = scores > float("-inf")
 
     def with_root(first: torch.Tensor | float, rest: torch.Tensor) -> torch.Tensor:
@@ -109,6 +114,31 @@ def grow_by_beam(
         with_root(0, torch.where(reachable, ranks, 0)),
         with_root(0.0, scores),
     )
+
+
+def is_exact(tree: Tree, log_probs: torch.Tensor, *, chain_seed: bool = False) -> torch.Tensor:
+    """Whether the choices that a top-k cap left out could not have changed the tree, bool [bs].
+
+    A choice left out of a position is at most as likely as the last one kept there. Where no prefix in the tree, nor
+    the root, could take such a choice and score above the last node that was chosen by its score, the tree is the one
+    without a cap. Where it could, it may or may not be.
+
+    Args:
+        log_probs: What the tree was built from, float32 [bs, L, K].
+        chain_seed: As the tree was built: the nodes of its chain were not chosen by their scores.
+    """
+    width = tree.tokens.shape[1]
+    nodes = torch.arange(width, device=tree.tokens.device)
+    inner = (tree.parents >= 0) | (nodes == 0)
+    chosen = inner & (nodes > 0)
+    if chain_seed:
+        chosen &= ~((tree.depths == nodes) & (tree.parents == nodes - 1)).cumprod(dim=1).bool()
+    last_kept = log_probs.nan_to_num(nan=float("-inf"))[..., -1]
+    last_kept = torch.nn.functional.pad(last_kept, (0, 1), value=float("-inf"))  # nothing below the last position
+    left_out = (tree.scores + last_kept.gather(1, tree.depths)).masked_fill(~inner, float("-inf"))
+    bar = tree.scores.masked_fill(~chosen, float("inf")).amin(dim=1)
+    bar = bar.masked_fill(~inner.all(dim=1), float("-inf"))  # a tree with room takes anything
+    return left_out.amax(dim=1) <= bar
 
 
 def verify_mask(tree: Tree, prefix_lens: list[int]) -> torch.Tensor:
@@ -150,14 +180,28 @@ def _beam_levels(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int) 
     return levels
 
 
-def _select(pool: list[torch.Tensor], budget: int) -> tuple[torch.Tensor, ...]:
+def _seeds(levels: list[tuple[torch.Tensor, ...]]) -> list[int]:
+    """The places of the chain of first choices: the first of each level, since nothing of its depth scores higher."""
+    return list(itertools.accumulate((level[0].shape[1] for level in levels[:-1]), initial=0))
+
+
+def _select(pool: list[torch.Tensor], budget: int, seeds: list[int]) -> tuple[torch.Tensor, ...]:
     """The `budget` best nodes of the pool, each [bs, budget]: scores, tokens, parents as node indices, depths, ranks.
 
     Equal scores go to the lower place: to the shallower node, so a parent always precedes its child.
+
+    Args:
+        seeds: Places that come before all others, in this order, where there is a node.
     """
     batch, size = pool[0].shape
     kept = min(budget, size)
-    scores, places = ordered_topk(pool[0], kept)
+    order = pool[0]
+    if seeds:
+        first = torch.arange(len(seeds), 0, -1, dtype=order.dtype, device=order.device)  # above every log-probability
+        order = order.clone()
+        order[:, seeds] = torch.where(order[:, seeds] > float("-inf"), first, order[:, seeds])
+    _, places = ordered_topk(order, kept)
+    scores = pool[0].gather(1, places)
     node_at = torch.zeros((batch, size + 1), dtype=torch.int64, device=scores.device)
     node_at.scatter_(1, places + 1, torch.arange(1, kept + 1, device=scores.device).expand(batch, kept))
     parents = node_at.gather(1, pool[2].gather(1, places) + 1)  # column 0 is the root, node 0

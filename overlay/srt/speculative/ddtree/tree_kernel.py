@@ -26,6 +26,7 @@ def _grow_kernel(
     choices,
     BUDGET: tl.constexpr,
     SLOTS: tl.constexpr,
+    SEED: tl.constexpr,  # 1: take the chain of first choices before anything else
 ):
     request = tl.program_id(0)
     table = request.to(tl.int64) * horizon * choices
@@ -39,13 +40,18 @@ def _grow_kernel(
     depths = tl.zeros([SLOTS], tl.int32)  # 0-based position of the token
     ranks = tl.zeros([SLOTS], tl.int32)
     scores = tl.where(slots == 0, tl.load(log_probs + table), scores)
+    on_chain = request * 0 + SEED
 
     for node in range(1, BUDGET + 1):
-        best = tl.max(scores, axis=0)
+        # The chain goes on in the slot of the node before: its first child, while there is one.
+        next_of_chain = tl.max(tl.where(slots == node - 1, scores, never), axis=0)
+        on_chain = on_chain & (next_of_chain > never).to(tl.int32)
+        eligible = tl.where((on_chain > 0) & (slots != node - 1), never, scores)
+        best = tl.max(eligible, axis=0)
         if best > never:
             # (depth, parent, rank) of the slots that share the best score; every field fits its bits.
             order = (depths.to(tl.int64) << 40) | (parents.to(tl.int64) << 20) | ranks.to(tl.int64)
-            order = tl.where(scores == best, order, 1 << 62)
+            order = tl.where(eligible == best, order, 1 << 62)
             first = tl.min(order, axis=0)
             depth = (first >> 40).to(tl.int32)
             parent = ((first >> 20) & 0xFFFFF).to(tl.int32)
@@ -72,7 +78,7 @@ def _grow_kernel(
 
 
 def grow_trees(
-    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int
+    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int, chain_seed: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Grow the tree of every request; arguments and result as in `tree.grow_by_beam`."""
     batch, horizon, choices = log_probs.shape
@@ -94,6 +100,7 @@ def grow_trees(
         choices,
         BUDGET=budget,
         SLOTS=triton.next_power_of_2(width),
+        SEED=int(chain_seed),
         num_warps=1 if budget <= 64 else 4,
     )
     return tokens, parents, depths, ranks, scores

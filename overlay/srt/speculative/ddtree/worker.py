@@ -18,7 +18,8 @@ from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.names import commit_recurrent_state
 from sglang.srt.speculative.ddtree.targets import TargetChooser
-from sglang.srt.speculative.ddtree.tree import build_tree
+from sglang.srt.speculative.ddtree.trace import is_tracing
+from sglang.srt.speculative.ddtree.tree import build_tree, is_exact
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 
@@ -60,6 +61,7 @@ class DDTreeWorker(DFlashWorker):
         cap = server_args.speculative_ddtree_topk_cap
         # A path of ranks r1..rd is among the best B only if r1 * .. * rd <= B, so B choices a position are exact.
         self.topk = self.budget if cap is None else min(self.budget, int(cap))
+        self.chain_seed = bool(server_args.speculative_ddtree_chain_seed)
         self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
         model = self.model_runner.model
         lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
@@ -70,12 +72,13 @@ class DDTreeWorker(DFlashWorker):
         if self.tp_rank == 0:
             logger.info(
                 "DDTREE ready. block size %d (%d draft positions), budget %d (verify width %d), top-k %d, "
-                "attention backend %s",
+                "chain seed %s, attention backend %s",
                 self.block_size,
                 self.block_size - 1,
                 self.budget,
                 verify_width(server_args),
                 self.topk,
+                "on" if self.chain_seed else "off",
                 type(self.model_runner.attn_backend).__name__,
             )
 
@@ -93,7 +96,8 @@ class DDTreeWorker(DFlashWorker):
         rows = draft_hidden[:, 1:].reshape(-1, hidden_size)
         log_probs, token_ids = self._draft_head.top_log_probs(rows, self.topk)
         shape = (batch_size, block_size - 1, -1)
-        tree = build_tree(block_ids[:, 0], log_probs.view(shape), token_ids.view(shape), self.budget)
+        log_probs, token_ids = log_probs.view(shape), token_ids.view(shape)
+        tree = build_tree(block_ids[:, 0], log_probs, token_ids, self.budget, chain_seed=self.chain_seed)
 
         verify_input = DDTreeVerifyInput(
             draft_token=tree.tokens.reshape(-1),
@@ -102,6 +106,7 @@ class DDTreeWorker(DFlashWorker):
             tree=tree,
             targets=self._targets,
             traced=self.tp_rank == 0,
+            exact=is_exact(tree, log_probs, chain_seed=self.chain_seed) if is_tracing() else None,
         )
         verify_input.prepare_for_verify(batch, self.page_size)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
