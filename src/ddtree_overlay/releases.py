@@ -6,8 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddtree_overlay.edits.base import Edit
+from ddtree_overlay.edits.dflash_model import DFLASH_MODEL
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED
+from ddtree_overlay.edits.model_runner import MODEL_RUNNER
 from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
 from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_WITHOUT_HANDLING
 from ddtree_overlay.edits.spec_info import SPEC_INFO
@@ -39,7 +41,17 @@ class Release:
 
 
 #: The first generation of DFLASH workers, without overlap scheduling: 0.5.11 to 0.5.13.
-_FIRST = (SPEC_INFO, SERVER_ARGS, DFLASH_WORKER, TRITON_BACKEND, KV_CACHE_MIXIN, SCHEDULE_BATCH, TOKENIZER_MANAGER)
+_FIRST = (
+    SPEC_INFO,
+    SERVER_ARGS,
+    DFLASH_WORKER,
+    TRITON_BACKEND,
+    KV_CACHE_MIXIN,
+    SCHEDULE_BATCH,
+    TOKENIZER_MANAGER,
+    MODEL_RUNNER,
+    DFLASH_MODEL,
+)
 _FIRST_13 = (
     SPEC_INFO,
     SERVER_ARGS_WITHOUT_HANDLING,
@@ -49,6 +61,7 @@ _FIRST_13 = (
     KV_CACHE_MIXIN_COUNTED,
     SCHEDULE_BATCH,
     TOKENIZER_MANAGER,
+    MODEL_RUNNER,
 )
 
 RELEASES = (

@@ -129,6 +129,26 @@ class TokenizerManager:
     def _calculate_spec_decoding_metrics(self, meta_info, recv_obj, i):
         meta_info["spec_verify_ct"] = recv_obj.spec_verify_ct[i]
 """,
+    "srt/model_executor/model_runner.py": """\
+class ModelRunner:
+    def __init__(self, server_args, is_draft_worker, dtype):
+        self.server_args = server_args
+        self.is_draft_worker = is_draft_worker
+        self.dtype = dtype
+
+    def forward_extend(self, forward_batch):
+        kwargs = {}
+        if forward_batch.input_embeds is not None:
+            kwargs["input_embeds"] = forward_batch.input_embeds.bfloat16()
+        return kwargs
+""",
+    "srt/models/dflash.py": """\
+class DFlashAttention:
+    def __init__(self, config):
+        rope_theta = float(getattr(config, "rope_theta", 1000000))
+        rope_scaling = getattr(config, "rope_scaling", None)
+        self.rope = rope_theta, rope_scaling
+""",
     "srt/utils/__init__.py": """\
 from sglang.srt.utils.common import *
 from sglang.srt.utils.common import wrap as wrapped
@@ -187,6 +207,10 @@ def prepare_graph_buffers(backend, max_bs, max_num_tokens, kv_indices):
 def grow_graph_mask(backend, max_num_tokens):
     return backend.cuda_graph_custom_mask
 """,
+    "srt/speculative/ddtree/draft_model.py": """\
+def draft_rope(config, theta, scaling):
+    return theta, scaling
+""",
     "srt/speculative/ddtree/worker.py": """\
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 from sglang.srt.utils import wrap, wrapped
@@ -209,7 +233,7 @@ def create_ddtree_worker(enable_overlap):
 
 
 def base() -> dict[str, bytes]:
-    """The seven edited files and what they import, by package-relative path."""
+    """The edited files and what they import, by package-relative path."""
     return {path: text.encode() for path, text in _FILES.items()}
 
 
