@@ -31,7 +31,9 @@ def command_line():
     words = (
         "--model-path m --speculative-algorithm DDTREE --speculative-ddtree-budget 9 --speculative-ddtree-topk-cap 4"
     )
-    parsed = parser.parse_args([*words.split(), "--speculative-ddtree-allow-hybrid-unsafe"])
+    parsed = parser.parse_args(
+        [*words.split(), "--speculative-ddtree-chain-seed", "--speculative-ddtree-allow-hybrid-unsafe"]
+    )
     shown = {k: v for k, v in vars(parsed).items() if "ddtree" in k or k == "speculative_algorithm"}
     return {k: v for k, v in shown.items() if k != "speculative_ddtree_overlay_id"}
 

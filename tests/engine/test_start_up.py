@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start-up: what DDTREE makes of its arguments, and what it refuses, in a patched SGLang 0.5.11."""
+"""Start-up: what DDTREE makes of its arguments, and what it refuses, in every patched SGLang."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 from tests.engine import harness
+
+from ddtree_overlay.patching import SUPPORTED_RELEASES
 
 
 HYBRID_CONFIG = {
@@ -36,7 +38,12 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "zero top-k cap": ({"speculative_ddtree_topk_cap": 0}, ["--speculative-ddtree-topk-cap", "at least 1"]),
     "page size 16": ({"page_size": 16}, ["--page-size 1", "16"]),
     "torch_native backend": ({"attention_backend": "torch_native"}, ["'torch_native'", "Supported: triton"]),
+    "fa3 backend": ({"attention_backend": "fa3", "device": "cuda"}, ["'fa3'", "verify the tree as a chain"]),
+        {"attention_backend": "trtllm_mha", "device": "cuda", "page_size": 16},
+        ["no ancestor mask"],
+    ),
     "other decode backend": ({"decode_attention_backend": "flashinfer"}, ["decode", "'flashinfer'"]),
+    "other prefill backend": ({"prefill_attention_backend": "flashinfer"}, ["prefill", "'flashinfer'"]),
     "relaxed acceptance": ({"speculative_accept_threshold_single": 0.5}, ["must stay 1.0", "0.5"]),
     "disaggregation": ({"disaggregation_mode": "decode"}, ["--disaggregation-mode"]),
     "hierarchical cache": ({"enable_hierarchical_cache": True}, ["--enable-hierarchical-cache"]),
@@ -68,9 +75,12 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def resolved(site: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """All cases, resolved in one process of the patched SGLang."""
+@pytest.fixture(scope="module", params=SUPPORTED_RELEASES)
+def resolved(
+    request: pytest.FixtureRequest, sites: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """All cases, resolved in one process of each patched SGLang."""
+    site = sites[request.param]
     folder = tmp_path_factory.mktemp("start_up")
     hybrid = folder / "hybrid"
     hybrid.mkdir()
@@ -121,11 +131,12 @@ def test_resolved_arguments_can_be_resolved_again(resolved: dict[str, Any], name
 
 
 def test_command_line_has_the_flags(resolved: dict[str, Any]) -> None:
-    """The four spellings parse into the fields."""
+    """The spellings parse into the fields."""
     assert resolved["command_line"] == {
         "speculative_algorithm": "DDTREE",
         "speculative_ddtree_budget": 9,
         "speculative_ddtree_topk_cap": 4,
+        "speculative_ddtree_chain_seed": True,
         "speculative_ddtree_allow_hybrid_unsafe": True,
     }
 

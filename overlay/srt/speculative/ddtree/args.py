@@ -25,6 +25,20 @@ DDTREE = "DDTREE"
 #: Attention backends whose TARGET_VERIFY honours an ancestor mask, as shown by the overlay's own tests.
 TREE_ATTENTION_BACKENDS = ("triton",)
 
+_NO_MASK = "its verify kernels are causal and take no ancestor mask"
+_UNTESTED = "no test has shown that it honours an ancestor mask"
+#: Why not one of the others. A backend that is not named here was unknown when this was written.
+_WHY_NOT = {
+    "flashinfer": "it takes a mask, but cuts it wrongly for sliding windows, and its graphs are not tested with one",
+    "fa3": "it reads a mask only where speculative_eagle_topk is above 1; here it would verify the tree as a chain",
+    "fa4": "it reads a mask only where speculative_eagle_topk is above 1; here it would verify the tree as a chain",
+    "torch_native": "it ignores the mask",
+    "flex_attention": "it ignores the mask",
+    **dict.fromkeys(("trtllm_mha", "trtllm_mla", "cutlass_mla", "flashmla", "tokenspeed_mla", "cutedsl_mla"), _NO_MASK),
+    **dict.fromkeys(("nsa", "dsa", "dsv4", "dual_chunk_flash_attn"), _NO_MASK),
+    **dict.fromkeys(("aiter", "wave", "ascend", "intel_amx", "intel_xpu"), _UNTESTED),
+}
+
 #: Features whose interplay with a tree is not proven: the field, the value that leaves it off, its flag.
 _UNPROVEN_FEATURES = (
     ("disaggregation_mode", "null", "--disaggregation-mode"),
@@ -62,6 +76,13 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
         default=ServerArgs.speculative_ddtree_topk_cap,
         help="DDTREE only. Most tokens considered per draft position; 1 drafts DFLASH's chain. "
         "Default: as many as the budget, which is exact.",
+    )
+    parser.add_argument(
+        "--speculative-ddtree-chain-seed",
+        action="store_true",
+        default=ServerArgs.speculative_ddtree_chain_seed,
+        help="DDTREE only. Put the chain of the drafter's first choices, DFLASH's draft, into every tree first: with a "
+        "budget of the block size - 1 or more, a greedy step then never accepts less than DFLASH's.",
     )
     parser.add_argument(
         "--speculative-ddtree-allow-hybrid-unsafe",
@@ -213,8 +234,9 @@ def _check_backend(server_args: ServerArgs) -> None:
     for role, backend in zip(("prefill", "decode"), server_args.get_attention_backends(), strict=True):
         if backend not in TREE_ATTENTION_BACKENDS:
             raise ValueError(
-                f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: it is not proven to "
-                f"honour an ancestor mask. Supported: {', '.join(TREE_ATTENTION_BACKENDS)} (--attention-backend)."
+                f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: "
+                f"{_WHY_NOT.get(backend, _UNTESTED)}. "
+                f"Supported: {', '.join(TREE_ATTENTION_BACKENDS)} (--attention-backend)."
             )
     if int(server_args.page_size) != 1:
         raise ValueError(
