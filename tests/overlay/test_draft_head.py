@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree
 
 
 HIDDEN, ORG, ADDED, PADDING = 16, 1003, 3, 64
@@ -76,6 +77,32 @@ def test_sharded_head_equals_the_whole_one_on_every_rank(ranks: int, k: int) -> 
         got_values, got_ids = head.top_log_probs(hidden, k)
         assert torch.equal(got_ids, ids)
         torch.testing.assert_close(got_values, values, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("chain_seed", [False, True])
+def test_ranks_build_the_tree_of_the_whole_vocabulary(ranks: int, chain_seed: bool) -> None:
+    """Tokens, parents and order are those of the unsharded head on every rank, ties between shards included."""
+    torch.manual_seed(ranks)
+    weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(2 * 5, HIDDEN)
+    weight[ORG // 2 :: 7] = weight[0]  # equal logits in every shard
+    group = FakeRanks(ranks)
+    heads = [DraftHead(shard(weight, rank, ranks), None, group) for rank in range(ranks)]
+    for head in heads:
+        group.gathered.append([])
+        head.top_log_probs(hidden, 24)
+
+    def tree_of(values: torch.Tensor, ids: torch.Tensor) -> Tree:
+        shape = (2, 5, -1)
+        return build_tree(torch.tensor([3, 4]), values.view(shape), ids.view(shape), 24, chain_seed=chain_seed)
+
+    one = FakeRanks(1)
+    expected = tree_of(*DraftHead(shard(weight, 0, 1), None, one).top_log_probs(hidden, 24))
+    for head in heads:
+        group.gathered.append([])
+        tree = tree_of(*head.top_log_probs(hidden, 24))
+        for name in ("tokens", "parents", "depths", "ranks"):
+            assert torch.equal(getattr(tree, name), getattr(expected, name))
 
 
 def test_ties_go_to_the_lower_token_id() -> None:

@@ -16,9 +16,11 @@ _PROBS_BYTES = 256 << 20
 
 
 def adjust_logits(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
-    """Apply penalties, logit bias and custom logit processors to every node's logits, in place and in plain order.
+    """Apply penalties, logit bias and custom logit processors to the nodes' logits, in place and in plain order.
 
-    Penalties are those of the tokens counted so far, for all nodes of a request: they hold for the root alone.
+    Penalties are those of the tokens counted so far, for all nodes of a request: they hold for the root alone. Custom
+    processors see the roots alone, one row a request as in plain decoding: many walk over their parameters and take
+    the row of the same number, and some read the request's output, which knows nothing of a path.
 
     Args:
         logits: [bs * width, vocabulary].
@@ -29,7 +31,7 @@ def adjust_logits(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
     if sampling_info.logit_bias is not None:
         logits.view(-1, width, logits.shape[1]).add_(sampling_info.logit_bias.unsqueeze(1))
     if sampling_info.has_custom_logit_processor:
-        apply_custom_logit_processor(logits, sampling_info, num_tokens_in_batch=width)
+        apply_custom_logit_processor(logits.view(-1, width, logits.shape[1])[:, 0], sampling_info)
 
 
 def count_roots(sampling_info: Any, roots: torch.Tensor, sampling_params: list[Any]) -> torch.Tensor | None:
@@ -49,6 +51,15 @@ def count_roots(sampling_info: Any, roots: torch.Tensor, sampling_params: list[A
         return None
     sampling_info.penalizer_orchestrator.cumulate_output_tokens(roots)
     return torch.tensor([_is_penalised(params) for params in sampling_params], device=roots.device)
+
+
+def roots_only(sampling_info: Any, penalised: torch.Tensor | None) -> torch.Tensor | None:
+    """Which requests take the root's token only, bool [bs], or None: the penalised, and those with a processor."""
+    if sampling_info is None or not sampling_info.has_custom_logit_processor:
+        return penalised
+    masks = [mask for _, mask in sampling_info.custom_logit_processor.values()]
+    processed = torch.stack(masks).any(dim=0)
+    return processed if penalised is None else penalised | processed
 
 
 def _is_penalised(params: Any) -> bool:

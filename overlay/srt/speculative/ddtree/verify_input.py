@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
 from sglang.srt.speculative.ddtree.names import count_step, finish_if_due
-from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots
+from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots, roots_only
 from sglang.srt.speculative.ddtree.trace import trace_step
 from sglang.srt.speculative.ddtree.tree import Tree, verify_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
@@ -33,6 +33,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     targets: TargetChooser | None = None
     #: Whether this process writes the trace: one of the tensor-parallel ranks.
     traced: bool = False
+    #: For the trace: whether a top-k cap can be shown to have changed nothing, bool [bs].
+    exact: torch.Tensor | None = None
     #: After `verify`: the last node each request committed, int64 [bs].
     last_nodes: torch.Tensor | None = None
     #: After `verify`: node at each step of the committed path, int64 [bs, P].
@@ -68,12 +70,13 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         if batch.sampling_info is not None:
             adjust_logits(logits, batch.sampling_info, width)
         target_tokens = self.targets.choose(logits, batch.sampling_info, self.positions, width)
-        acceptance = accept_paths(self.tree, target_tokens, penalised)
+        acceptance = accept_paths(self.tree, target_tokens, roots_only(batch.sampling_info, penalised))
 
         prefix_lens = batch.seq_lens_cpu.tolist()
         current_tokens, committed = self._emit(batch, acceptance)
         if self.traced:
-            trace_step([req.rid for req in batch.reqs], prefix_lens, self.tree, acceptance, committed)
+            rids = [req.rid for req in batch.reqs]
+            trace_step(rids, prefix_lens, self.tree, acceptance, committed, exact=self.exact)
 
         commit_lens = torch.tensor(committed, dtype=torch.int32, device=logits.device)
         nodes = self._committed_nodes(acceptance, commit_lens)

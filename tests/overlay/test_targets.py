@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What penalties, biases and custom processors do to the nodes of a tree, against the same on single rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import torch
+from sglang.srt.sampling.penaltylib import (
+    BatchedFrequencyPenalizer,
+    BatchedPenalizerOrchestrator,
+    BatchedPresencePenalizer,
+    BatchedRepetitionPenalizer,
+)
+from sglang.srt.speculative.ddtree.targets import adjust_logits, count_roots, roots_only
+
+
+VOCABULARY, WIDTH = 11, 4
+PENALIZERS = {BatchedFrequencyPenalizer, BatchedPresencePenalizer, BatchedRepetitionPenalizer}
+
+
+def params(**changed: float) -> SimpleNamespace:
+    """Sampling parameters of a request."""
+    base = {"frequency_penalty": 0.0, "presence_penalty": 0.0, "repetition_penalty": 1.0, "min_new_tokens": 0}
+    return SimpleNamespace(**(base | changed))
+
+
+class Batch(SimpleNamespace):
+    """What a penalizer looks at."""
+
+
+def orchestrator(*every: SimpleNamespace) -> BatchedPenalizerOrchestrator:
+    """SGLang's own, over a batch that has emitted nothing yet."""
+    reqs = [SimpleNamespace(sampling_params=p, origin_input_ids=[1, 2]) for p in every]
+    batch = Batch(reqs=reqs, device="cpu")
+    return BatchedPenalizerOrchestrator(vocab_size=VOCABULARY, batch=batch, penalizers=PENALIZERS), batch
+
+
+def info(penalties: BatchedPenalizerOrchestrator, bias: torch.Tensor | None = None) -> SimpleNamespace:
+    """The batch's sampling info."""
+    return SimpleNamespace(penalizer_orchestrator=penalties, logit_bias=bias, has_custom_logit_processor=False)
+
+
+PENALISED = (params(frequency_penalty=1.5, presence_penalty=0.25), params(), params(repetition_penalty=2.0))
+
+
+def test_root_rows_get_the_penalties_of_a_plain_step() -> None:
+    """The last token is counted before the step, and the root's row is what plain decoding would sample from."""
+    torch.manual_seed(0)
+    logits = torch.randn(3 * WIDTH, VOCABULARY)
+    plain = logits.view(3, WIDTH, VOCABULARY)[:, 0].clone()
+    roots = torch.tensor([5, 6, 7])
+    ours, keep_ours = orchestrator(*PENALISED)
+    reference, keep_reference = orchestrator(*PENALISED)
+
+    penalised = count_roots(info(ours), roots, list(PENALISED))
+    adjust_logits(logits, info(ours), WIDTH)
+    reference.cumulate_output_tokens(roots)
+    reference.apply(plain)
+
+    assert penalised is not None
+    assert penalised.tolist() == [True, False, True]
+    torch.testing.assert_close(logits.view(3, WIDTH, VOCABULARY)[:, 0], plain)
+    assert keep_ours is not keep_reference
+
+
+def test_batch_without_penalties_is_left_alone() -> None:
+    """Nothing is counted and no request is held to one token a step."""
+    penalties, keep = orchestrator(params(), params())
+    assert count_roots(info(penalties), torch.tensor([1, 2]), [params(), params()]) is None
+    assert count_roots(None, torch.tensor([1]), [params()]) is None
+    assert keep.reqs
+
+
+def test_logit_bias_reaches_every_node_of_its_request() -> None:
+    """Request by request, node by node: a bias does not depend on the path, so the whole tree may be accepted."""
+    penalties, keep = orchestrator(params(), params())
+    bias = torch.zeros(2, VOCABULARY)
+    bias[0, 3], bias[1, 4] = 9.0, -9.0
+    logits = torch.zeros(2 * WIDTH, VOCABULARY)
+    adjust_logits(logits, info(penalties, bias), WIDTH)
+    assert torch.equal(logits.view(2, WIDTH, VOCABULARY), bias.unsqueeze(1).expand(2, WIDTH, VOCABULARY))
+    assert keep.reqs
+
+
+class SamplingInfo(SimpleNamespace):
+    """Sampling info that knows how many requests it is about."""
+
+    def __len__(self) -> int:
+        return len(self.custom_params)
+
+
+def test_custom_processor_sees_the_root_of_each_request_and_holds_it_to_one_token() -> None:
+    """One row a request, as in plain decoding: row i belongs to parameter i, and no deeper node is followed.
+
+    A processor that takes `logits[i]` for `custom_params[i]`, as SGLang's own do, would leave all other nodes as they
+    are, and their tokens would be accepted.
+    """
+
+    def allow(logits: torch.Tensor, every: list[dict[str, int]]) -> torch.Tensor:
+        assert len(logits) == len(every) == 2
+        for row, asked in enumerate(every):
+            logits[row] = float("-inf")
+            logits[row, asked["token"]] = 0.0
+        return logits
+
+    penalties, keep = orchestrator(params(), params(), params())
+    sampling = SamplingInfo(
+        penalizer_orchestrator=penalties,
+        logit_bias=None,
+        has_custom_logit_processor=True,
+        custom_logit_processor={1: (allow, torch.tensor([True, False, True]))},
+        custom_params=[{"token": 2}, None, {"token": 4}],
+    )
+    logits = torch.zeros(3 * WIDTH, VOCABULARY)
+    logits[:, 7] = 1.0
+
+    adjust_logits(logits, sampling, WIDTH)
+
+    assert logits.argmax(-1).view(3, WIDTH)[:, 0].tolist() == [2, 7, 4]
+    assert (logits.argmax(-1).view(3, WIDTH)[:, 1:] == 7).all()
+    assert roots_only(sampling, None).tolist() == [True, False, True]
+    assert roots_only(sampling, torch.tensor([False, True, False])).tolist() == [True, True, True]
+    assert keep.reqs
+
+
+def test_batch_without_processors_is_held_to_one_token_by_penalties_alone() -> None:
+    """Without a processor the penalised requests are the only ones."""
+    penalties, keep = orchestrator(params())
+    penalised = torch.tensor([True])
+    assert roots_only(info(penalties), penalised) is penalised
+    assert roots_only(None, None) is None
+    assert keep.reqs
