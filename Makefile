@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-decode test check patches engine bench-deploy clean
+.PHONY: help demo demo-decode test soak check patches engine bench-deploy clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -24,6 +24,9 @@ demo-decode: .venv/.stamp engine ## decode on the CPU: plain, DFLASH and DDTREE 
 test: .venv/.stamp engine ## every test
 	.cache/engine/bin/python -m pytest tests/overlay
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+soak: .venv/.stamp engine ## 500 random scenarios against plain decoding on the CPU (SOAK_ARGS="--scenarios N --seed S")
+	$(BIN)/python -m tests.engine.soak $(SOAK_ARGS)
 
 check: .venv/.stamp ## format, lint, types, stale patches
 	@scripts/check

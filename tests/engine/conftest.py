@@ -10,25 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine import harness
+from tests.engine import harness, scenarios
 
+from ddtree_overlay.patching import SUPPORTED_RELEASES
 from ddtree_overlay.wheels import wheel_of
 
 
-BUDGETS = (1, 3, 4, 7, 16)
+BUDGETS = (1, 3, 7, 16, 63)
 #: Prompts of 7, 64 and 40 bytes.
 ONE, THREE = harness.prompts(0), harness.prompts(0, 1, 3)
 CALLS = [harness.greedy(ONE), harness.greedy(THREE)]
-
-#: What a request can ask for that cuts a path or changes a node's logits. The context holds 256 tokens.
-SCENARIOS = {
-    "frequency penalty": harness.greedy(THREE, 24, frequency_penalty=1.5),
-    "repetition penalty": harness.greedy(ONE, 24, repetition_penalty=1.8),
-    "logit bias": harness.greedy(THREE, 24, logit_bias={"32": -4.0}),
-    "stop token inside a path": harness.greedy(THREE, 40, ignore_eos=False, stop_token_ids=[46]),
-    "end of the context": harness.greedy([(THREE[1] * 5)[:236]], 18),
-    "one new token": harness.greedy(THREE, 1),
-}
+#: What runs in an engine whose KV pool is too small for it, and whose prompts are prefilled in pieces.
+TIGHT = scenarios.FLOWS["7, 330 and 64 tokens together"] * 2 + scenarios.FLOWS["hits in the prefix cache"]
+#: Of the releases beside the one of the whole matrix.
+RELEASE_FLOWS = ("joining and leaving", "penalised among others", "stop strings inside a path")
 
 #: One piece of the overlay broken on purpose: file, what it holds, what it holds instead.
 BREAKS = {
@@ -52,7 +47,7 @@ class Engines:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._pool = ThreadPoolExecutor(max_workers=2)
+        self._pool = ThreadPoolExecutor(max_workers=int(os.environ.get("DDTREE_TEST_ENGINES", "2")))
         self._jobs: dict[str, Future[dict[str, Any]]] = {}
 
     def start(
@@ -76,34 +71,72 @@ class Engines:
         self._pool.shutdown(cancel_futures=True)
 
 
-@pytest.fixture(scope="session")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An SGLang 0.5.11 from its wheel, patched by the product."""
-    if not harness.ENGINE_PYTHON.exists():
-        message = "the engine environment is missing; next: scripts/engine_env (make test builds it)"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    wheel = wheel_of(harness.RELEASE, harness.PROJECT / ".cache")
-    return harness.patched_site(wheel, tmp_path_factory.mktemp("site"))
+def need_engine() -> None:
+    """Skip, or fail in CI, where there is no environment that runs engines."""
+    if harness.ENGINE_PYTHON.exists():
+        return
+    message = "the engine environment is missing; next: scripts/engine_env (make test builds it)"
+    if os.environ.get("CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+class Sites(dict[str, Path]):
+    """Every supported SGLang from its wheel, patched by the product when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def __missing__(self, version: str) -> Path:
+        wheel = wheel_of(version, harness.PROJECT / ".cache")
+        self[version] = harness.patched_site(wheel, self._folder / version)
+        return self[version]
 
 
 @pytest.fixture(scope="session")
-def engines(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Sites:
+    """The patched releases."""
+    need_engine()
+    return Sites(tmp_path_factory.mktemp("sites"))
+
+
+@pytest.fixture(scope="session")
+def site(sites: Sites) -> Path:
+    """The release of the whole matrix."""
+    return sites[harness.RELEASE]
+
+
+@pytest.fixture(scope="session")
+def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """All engines, queued at the first use."""
     engines = Engines(tmp_path_factory.mktemp("engines"))
+    site = sites[harness.RELEASE]
+    room = {
+        "model_path": str(harness.text_target(tmp_path_factory.mktemp("target") / "target")),
+        "skip_tokenizer_init": False,
+        "context_length": scenarios.CONTEXT,
+        "max_total_tokens": 4096,
+        "max_running_requests": 8,
+    }
 
     def trace(name: str) -> str:
         return str(engines.folder / name / "trace.jsonl")
 
     def ddtree(budget: int, **extra: Any) -> dict[str, Any]:
-        return harness.engine_args("DDTREE", speculative_ddtree_budget=budget, **extra)
+        return harness.engine_args("DDTREE", speculative_ddtree_budget=budget, **{**room, **extra})
 
-    engines.start("plain", site, harness.engine_args(None), CALLS)
+    flows = [{"flow": flow} for flow in scenarios.FLOWS.values()]
+    engines.start(
+        "plain",
+        site,
+        harness.engine_args(None, **room),
+        [*CALLS, *map(harness.alone, [*scenarios.FLOWS.values(), TIGHT])],
+    )
     engines.start("dflash", site, harness.engine_args("DFLASH"), CALLS, DDTREE_TEST_CHAIN_TRACE=trace("dflash"))
     for budget in BUDGETS:
         name = f"budget-{budget}"
-        engines.start(name, site, ddtree(budget), CALLS, SGLANG_DDTREE_TRACE=trace(name))
+        engines.start(name, site, ddtree(budget), [*CALLS, *flows], SGLANG_DDTREE_TRACE=trace(name))
     engines.start(
         "chain",
         site,
@@ -111,11 +144,16 @@ def engines(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
         CALLS,
         SGLANG_DDTREE_TRACE=trace("chain"),
     )
-    # A budget below the block: the draft is the wider of the two, also at the end of the context.
-    engines.start("scenarios", site, ddtree(3), list(SCENARIOS.values()))
-    engines.start("plain-scenarios", site, harness.engine_args(None), [*SCENARIOS.values(), harness.greedy(THREE, 48)])
-    # Three requests and their steps do not fit: one is retracted and decoded again later.
-    engines.start("retraction", site, ddtree(24, max_total_tokens=264), [harness.greedy(THREE, 48)])
+    seeded = ddtree(harness.BLOCK_SIZE - 1, speculative_ddtree_chain_seed=True)
+    engines.start("chain-seed", site, seeded, CALLS, SGLANG_DDTREE_TRACE=trace("chain-seed"))
+    engines.start("float16", site, ddtree(16, dtype="float16"), CALLS)
+    engines.start("tight", site, ddtree(24, max_total_tokens=640, chunked_prefill_size=48), [{"flow": TIGHT}])
+    engines.start("triton", site, ddtree(16), CALLS, **harness.TRITON)
+    for version in SUPPORTED_RELEASES[1:]:
+        # The newest one has another Triton backend: it runs on the real kernels.
+        real = harness.TRITON if version == SUPPORTED_RELEASES[-1] else {}
+        calls = [*CALLS, *({"flow": scenarios.FLOWS[name]} for name in RELEASE_FLOWS)]
+        engines.start(version, sites[version], ddtree(7), calls, **real)
     for name, (path, before, after) in BREAKS.items():
         copy = harness.broken_site(site, tmp_path_factory.mktemp(f"broken-{name}") / "site", path, before, after)
         engines.start(f"broken-{name}", copy, ddtree(16), CALLS)

@@ -2,8 +2,9 @@
 """Patched copies of a real SGLang 0.5.11, and engines that decode with them on a CPU.
 
 `patched_site` runs the product's own `snapshot`, `patch` and `push` on an unpacked wheel; `decode` starts one engine
-in a process of its own. Engines decode in float32 with SGLang's Triton kernels in Triton's interpreter, except plain
-decoding, which needs no tree mask and uses torch's attention.
+in a process of its own. Engines decode in float32. Speculative ones use SGLang's Triton backend, with a step's kernels
+written in torch (`standins/reference_kernels`) or, fifty times slower, the real ones in Triton's interpreter
+(`TRITON`); plain decoding needs no tree mask and uses torch's attention.
 """
 
 from __future__ import annotations
@@ -23,9 +24,12 @@ from typing import Any
 PROJECT = Path(__file__).resolve().parents[2]
 PAIR = PROJECT / "tests/data/tiny_pair"
 ENGINE_PYTHON = PROJECT / ".cache/engine/bin/python"
+#: The release on which the whole matrix runs.
 RELEASE = "0.5.11"
 BLOCK_SIZE = 8
 DECODE_TIMEOUT = 420
+#: Environment of an engine that runs SGLang's own Triton kernels.
+TRITON = {"DDTREE_TEST_REFERENCE_KERNELS": ""}
 
 
 def prompts(*indices: int) -> list[list[int]]:
@@ -104,7 +108,11 @@ def engine_environment(site: Path, **extra: str) -> dict[str, str]:
         "PYTHONPATH": f"{PROJECT / 'tests/engine/standins'}:{site}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
-        "DDTREE_TEST_KEEP_DTYPE": "1",
+        "DDTREE_TEST_REFERENCE_KERNELS": "1",
+        # Small operations on a few cores: threads that wait for each other take longer than the work.
+        "OMP_NUM_THREADS": "1",
+        # Compiling the penalties for the CPU takes longer than all requests together.
+        "TORCHDYNAMO_DISABLE": "1",
         # The scheduler counts its KV slots after every step and ends the engine when one is lost.
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
         **extra,
@@ -120,6 +128,8 @@ def decode(
     job.write_text(json.dumps({"engine": dict(args), "calls": calls}))
     if args.get("attention_backend") == "triton":
         environment |= {"TRITON_INTERPRET": "1"}
+    if args.get("speculative_algorithm") == "DFLASH":
+        environment |= {"DDTREE_TEST_KEEP_DTYPE": "1"}
     command = [str(ENGINE_PYTHON), str(PROJECT / "scripts/engine_job"), str(job), str(result)]
     with log.open("w") as out:
         subprocess.run(
@@ -144,6 +154,49 @@ def greedy(input_ids: list[list[int]], max_new_tokens: int = 40, **sampling_para
     """A call that decodes greedily, to the token limit unless told otherwise."""
     sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": True} | sampling_params
     return {"input_ids": input_ids, "sampling_params": sampling}
+
+
+def request(input_ids: list[int], max_new_tokens: int = 40, **sampling_params: Any) -> dict[str, Any]:
+    """One request of a flow, greedy unless told otherwise; SGLang looks at stop tokens where it does not ignore EOS."""
+    ignore_eos = "stop_token_ids" not in sampling_params
+    sampling = {"temperature": 0, "max_new_tokens": max_new_tokens, "ignore_eos": ignore_eos} | sampling_params
+    return {"input_ids": input_ids, "sampling_params": sampling}
+
+
+def alone(flow: list[dict[str, Any]]) -> dict[str, Any]:
+    """The requests of a flow as one call: all start at once, and none is aborted."""
+    return {
+        "input_ids": [request["input_ids"] for request in flow],
+        "sampling_params": [request["sampling_params"] for request in flow],
+    }
+
+
+def text_target(folder: Path) -> Path:
+    """The tiny target with a tokenizer of its 256 bytes, made in `folder`: stop strings need text."""
+    folder.mkdir(parents=True)
+    for file in (PAIR / "target").iterdir():
+        (folder / file.name).symlink_to(file)
+    level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+    vocabulary = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+    tokenizer = {
+        "version": "1.0",
+        "added_tokens": [],
+        "pre_tokenizer": level,
+        "decoder": level,
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": []},
+    }
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    # `min_new_tokens` needs an EOS; byte 0 is in no prompt.
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _byte_symbols()[0]}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _byte_symbols() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary: itself where it can be printed."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(others)) for byte in range(256)]
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:

@@ -1,24 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DDTREE in the real engine: a published SGLang 0.5.11, patched by the product, decoding on a CPU in float32."""
+"""DDTREE in the real engine: published SGLangs, patched by the product, decoding on a CPU in float32."""
 
 from __future__ import annotations
 
+import re
 import statistics
 from typing import Any
 
 import pytest
-from tests.engine.conftest import BREAKS, BUDGETS, SCENARIOS, Engines
+from tests.engine.conftest import BREAKS, BUDGETS, CALLS, RELEASE_FLOWS, TIGHT, Engines
+from tests.engine.scenarios import FLOWS, problems
+
+from ddtree_overlay.patching import SUPPORTED_RELEASES
 
 
 def outputs(result: dict[str, Any]) -> list[list[list[int]]]:
-    """Output ids of every call."""
-    return [call["output_ids"] for call in result["calls"]]
+    """Output ids of the batches that every engine decodes."""
+    return [call["output_ids"] for call in result["calls"][: len(CALLS)]]
 
 
 def accept_length(result: dict[str, Any]) -> float:
-    """Tokens per verify step over all requests of all calls."""
-    spec = [(s, ids) for call in result["calls"] for s, ids in zip(call["spec"], call["output_ids"], strict=True)]
+    """Tokens per verify step over all requests of those batches."""
+    calls = result["calls"][: len(CALLS)]
+    spec = [(s, ids) for call in calls for s, ids in zip(call["spec"], call["output_ids"], strict=True)]
     return sum(len(ids) for _, ids in spec) / sum(s["spec_verify_ct"] for s, _ in spec)
+
+
+def plain_flow(engines: Engines, name: str) -> dict[str, Any]:
+    """Plain decoding of the requests of a flow."""
+    return engines["plain"]["calls"][len(CALLS) + list(FLOWS).index(name)]
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -27,26 +37,59 @@ def test_greedy_output_equals_plain_decoding(engines: Engines, budget: int) -> N
     assert outputs(engines[f"budget-{budget}"]) == outputs(engines["plain"])
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS)
-def test_requests_that_cut_or_change_a_path_equal_plain_decoding(engines: Engines, scenario: str) -> None:
-    """Penalties, bias, stops, the token limit and the end of the context: token for token."""
-    at = list(SCENARIOS).index(scenario)
-    ours, plain = engines["scenarios"]["calls"][at], engines["plain-scenarios"]["calls"][at]
-    assert ours["output_ids"] == plain["output_ids"]
-    assert [f["type"] for f in ours["finish"]] == [f["type"] for f in plain["finish"]]
+@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize("budget", BUDGETS)
+def test_every_composition_equals_plain_decoding(engines: Engines, budget: int, name: str) -> None:
+    """Whatever joins, leaves, is aborted, cut, penalised or sampled beside it, a greedy request gets plain tokens."""
+    got = engines[f"budget-{budget}"]["calls"][len(CALLS) + list(FLOWS).index(name)]
+    assert problems(FLOWS[name], got, plain_flow(engines, name)) == []
 
 
-def test_stop_scenario_does_stop(engines: Engines) -> None:
-    """Some request of the stop scenario ends by its stop token, so the equality above says something."""
-    call = engines["plain-scenarios"]["calls"][list(SCENARIOS).index("stop token inside a path")]
-    assert "stop" in [finish["type"] for finish in call["finish"]]
+def test_flows_do_what_their_names_say(engines: Engines) -> None:
+    """Requests do stop, are aborted and are cut at a limit, so the equalities above say something."""
+    result = engines["budget-16"]
+    ends = dict(zip(FLOWS, (call["finish"] for call in result["calls"][len(CALLS) :]), strict=True))
+    for name in ("stop tokens inside a path", "stop strings inside a path"):
+        assert "stop" in [end["type"] for end in ends[name]], name
+    assert "abort" in [end["type"] for end in ends["aborted in the middle"]]
+    cached = [int(count) for count in re.findall(r"#cached-token: (\d+)", result["log"])]
+    assert max(cached) >= 200
 
 
-def test_retracted_request_equals_plain_decoding(engines: Engines) -> None:
+def test_seeded_trees_hold_the_whole_chain_and_equal_plain_decoding(engines: Engines) -> None:
+    """With the budget of a chain and a chain seed every tree is DFLASH's block: the same tokens, as many accepted."""
+    assert outputs(engines["chain-seed"]) == outputs(engines["plain"])
+    assert accept_length(engines["chain-seed"]) == accept_length(engines["dflash"])
+    assert [t["tokens"] for t in engines.trace("chain-seed")] == [t["tokens"] for t in engines.trace("dflash")]
+
+
+def test_float16_accepts_what_float32_accepts(engines: Engines) -> None:
+    """The drafter is fed its own dtype: SGLang's cast to bfloat16 neither ends the first step nor costs acceptance."""
+    assert accept_length(engines["float16"]) == pytest.approx(accept_length(engines["budget-16"]), rel=0.1)
+
+
+def test_retracted_requests_and_prefill_in_pieces_equal_plain_decoding(engines: Engines) -> None:
     """A request that loses its KV in mid-generation is decoded again to the same text; no slot is lost."""
-    result = engines["retraction"]
+    result = engines["tight"]
     assert "Retract requests" in result["log"]
-    assert outputs(result)[0] == outputs(engines["plain-scenarios"])[-1]
+    assert "#new-token: 48," in result["log"]
+    assert problems(TIGHT, result["calls"][0], engines["plain"]["calls"][-1]) == []
+
+
+def test_real_kernels_equal_plain_decoding(engines: Engines) -> None:
+    """SGLang's own Triton kernels, in the interpreter, and the reference in their place give the same tokens."""
+    assert outputs(engines["triton"]) == outputs(engines["plain"])
+
+
+@pytest.mark.parametrize("version", SUPPORTED_RELEASES[1:])
+def test_every_release_equals_plain_decoding(engines: Engines, version: str) -> None:
+    """The same tokens in each release, with requests that join, stop and are penalised."""
+    result = engines[version]
+    assert result["server_info"]["version"] == version
+    assert outputs(result) == outputs(engines["plain"])
+    assert accept_length(result) > 2
+    for name, got in zip(RELEASE_FLOWS, result["calls"][len(CALLS) :], strict=True):
+        assert problems(FLOWS[name], got, plain_flow(engines, name)) == [], name
 
 
 def test_dflash_still_equals_plain_decoding(engines: Engines) -> None:
@@ -99,7 +142,7 @@ def test_server_and_requests_tell_the_truth(engines: Engines) -> None:
     assert info["speculative_num_draft_tokens"] == 17
     assert info["speculative_dflash_block_size"] == 8
     assert "DDTREE ready. block size 8 (7 draft positions), budget 16 (verify width 17)" in result["log"]
-    for call in result["calls"]:
+    for call in result["calls"][: len(CALLS)]:
         for spec, ids in zip(call["spec"], call["output_ids"], strict=True):
             assert spec["spec_algorithm"] == "DDTREE"
             assert spec["spec_ddtree_budget"] == 16

@@ -2,8 +2,9 @@
 """What a float32 engine on a CPU needs changed, in every process the engine starts, and the tests' view into DFLASH.
 
 `DDTREE_TEST_KEEP_DTYPE`: SGLang casts a drafter's input embeddings with `.bfloat16()` whatever its dtype; a float32
-drafter needs them left alone. `DDTREE_TEST_CHAIN_TRACE`: a file that gets a JSON line per DFLASH verify step with the
-drafted chain of each request.
+DFLASH needs them left alone (DDTREE sees to it itself). `DDTREE_TEST_CHAIN_TRACE`: a file that gets a JSON line per
+DFLASH verify step with the drafted chain of each request. `DDTREE_TEST_REFERENCE_KERNELS`: torch in place of a step's
+Triton kernels (see `reference_kernels`).
 """
 
 import importlib.abc
@@ -40,13 +41,14 @@ def _trace_chains(module, target):
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Runs `_trace_chains` once the module that holds DFLASH's verify input has been executed."""
+    """Runs a change once the module that it is for has been executed."""
 
-    def __init__(self, target):
+    def __init__(self, target, change):
         self._target = target
+        self._change = change
 
     def find_spec(self, name, path=None, target=None):
-        if name != CHAIN_MODULE:
+        if name != self._target:
             return None
         sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
@@ -58,7 +60,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         self._loader.exec_module(module)
-        _trace_chains(module, self._target)
+        self._change(module)
 
 
 if os.environ.get("DDTREE_TEST_KEEP_DTYPE"):
@@ -70,4 +72,22 @@ if os.environ.get("DDTREE_TEST_KEEP_DTYPE"):
         torch.Tensor.bfloat16 = lambda self: self
 
 if os.environ.get("DDTREE_TEST_CHAIN_TRACE"):
-    sys.meta_path.insert(0, _AfterImport(os.environ["DDTREE_TEST_CHAIN_TRACE"]))
+    chain_trace = os.environ["DDTREE_TEST_CHAIN_TRACE"]
+    sys.meta_path.insert(0, _AfterImport(CHAIN_MODULE, lambda module: _trace_chains(module, chain_trace)))
+
+if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
+
+    def _use_reference(module):
+        import reference_kernels
+
+        name = reference_kernels.REPLACED[module.__name__]
+        assert hasattr(module, name), f"{module.__name__} has no {name} to replace"
+        setattr(module, name, getattr(reference_kernels, name))
+
+    for _module in (
+        "layers.attention.triton_ops.extend_attention",
+        "layers.attention.triton_ops.decode_attention",
+        "layers.attention.utils",
+        "speculative.spec_utils",
+    ):
+        sys.meta_path.insert(0, _AfterImport(f"sglang.srt.{_module}", _use_reference))

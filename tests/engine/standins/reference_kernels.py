@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Triton kernels of a decoding step in a few lines of torch: exact, and many times faster than the interpreter.
+
+SGLang's Triton backend stays what it is and calls these with its own metadata, so the index pointers, the mask's layout
+and its offsets are still those of SGLang. Differences on purpose: a mask is honoured over the prefix as well (the
+kernel may skip it), and what DDTREE refuses (windows, sinks, soft caps, scales) is an error.
+"""
+
+import itertools
+
+import torch
+
+
+def extend_attention_fwd(
+    q_extend,
+    k_extend,
+    v_extend,
+    o_extend,
+    k_buffer,
+    v_buffer,
+    qo_indptr,
+    kv_indptr,
+    kv_indices,
+    custom_mask,
+    is_causal,
+    mask_indptr,
+    max_len_extend,
+    k_scale,
+    v_scale,
+    sm_scale=None,
+    logit_cap=0.0,
+    skip_prefix_custom_mask=True,
+    sliding_window_size=-1,
+    sinks=None,
+    **others,
+):
+    """Attention of every request's new tokens to its prefix and to each other, written to `o_extend`."""
+    assert k_scale == v_scale == 1.0 and logit_cap == 0.0 and sliding_window_size == -1 and sinks is None, others
+    starts, prefixes = qo_indptr.tolist(), kv_indptr.tolist()
+    masks = mask_indptr.tolist() if custom_mask is not None else None
+    for b, (first, last) in enumerate(itertools.pairwise(starts)):
+        slots = kv_indices[prefixes[b] : prefixes[b + 1]]
+        count, prefix = last - first, len(slots)
+        if masks is not None:
+            allowed = custom_mask[masks[b] : masks[b] + count * (prefix + count)].view(count, prefix + count).bool()
+        else:
+            allowed = torch.ones(count, prefix + count, dtype=torch.bool)
+            if is_causal:
+                allowed = allowed.tril(diagonal=prefix)
+        keys = torch.cat([k_buffer[slots], k_extend[first:last]])
+        values = torch.cat([v_buffer[slots], v_extend[first:last]])
+        o_extend[first:last] = _attend(q_extend[first:last], keys, values, allowed, sm_scale)
+
+
+def decode_attention_fwd(
+    q,
+    k_buffer,
+    v_buffer,
+    o,
+    kv_indptr,
+    kv_indices,
+    attn_logits,
+    attn_lse,
+    num_kv_splits,
+    max_kv_splits,
+    sm_scale,
+    k_scale,
+    v_scale,
+    logit_cap=0.0,
+    sinks=None,
+    **others,
+):
+    """Attention of one token a request to everything before it, itself included, written to `o`."""
+    assert k_scale == v_scale == 1.0 and logit_cap == 0.0 and sinks is None, others
+    bounds = kv_indptr.tolist()
+    for b in range(q.shape[0]):
+        slots = kv_indices[bounds[b] : bounds[b + 1]]
+        allowed = torch.ones(1, len(slots), dtype=torch.bool)
+        o[b : b + 1] = _attend(q[b : b + 1], k_buffer[slots], v_buffer[slots], allowed, sm_scale)
+
+
+def _attend(queries, keys, values, allowed, scale):
+    """[rows, heads, dim] x [columns, kv heads, dim] -> [rows, heads, dim]; a head shares the keys of its group."""
+    group = queries.shape[1] // keys.shape[1]
+    keys, values = (part.float().repeat_interleave(group, dim=1) for part in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", queries.float(), keys) * (scale or queries.shape[-1] ** -0.5)
+    weights = scores.masked_fill(~allowed, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqk,khd->qhd", weights, values).to(queries.dtype)
+
+
+class _Launch:
+    """A function in place of a kernel: `kernel[grid](...)` calls it once."""
+
+    def __init__(self, function):
+        self._function = function
+
+    def __getitem__(self, grid):
+        return self._function
+
+
+@_Launch
+def create_flashinfer_kv_indices_triton(req_to_token, rows, lengths, kv_indptr, starts, kv_indices, stride):
+    """Each request's slots, one request behind the other."""
+    begins = [0] * len(rows) if starts is None else starts.tolist()
+    for row, length, at, begin in zip(rows.tolist(), lengths.tolist(), kv_indptr.tolist(), begins):
+        kv_indices[at : at + length] = req_to_token[row, begin : begin + length]
+
+
+def assign_req_to_token_pool_func(rows, req_to_token, starts, ends, slots, batch_size):
+    """Write each request's share of `slots` into its row."""
+    at = 0
+    for row, start, end in zip(rows.tolist(), starts.tolist(), ends.tolist()):
+        req_to_token[row, start:end] = slots[at : at + end - start].to(req_to_token.dtype)
+        at += end - start
+
+
+#: Module of SGLang -> the name that is replaced there. The last one moved in 0.5.13.
+REPLACED = {
+    "sglang.srt.layers.attention.triton_ops.extend_attention": "extend_attention_fwd",
+    "sglang.srt.layers.attention.triton_ops.decode_attention": "decode_attention_fwd",
+    "sglang.srt.layers.attention.utils": "create_flashinfer_kv_indices_triton",
+    "sglang.srt.speculative.spec_utils": "assign_req_to_token_pool_func",
+}
