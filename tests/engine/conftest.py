@@ -150,10 +150,10 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     engines.start("tight", site, ddtree(24, max_total_tokens=640, chunked_prefill_size=48), [{"flow": TIGHT}])
     engines.start("triton", site, ddtree(16), CALLS, **harness.TRITON)
     for version in SUPPORTED_RELEASES[1:]:
-        # The newest one has another Triton backend: it runs on the real kernels.
-        real = harness.TRITON if version == SUPPORTED_RELEASES[-1] else {}
         calls = [*CALLS, *({"flow": scenarios.FLOWS[name]} for name in RELEASE_FLOWS)]
-        engines.start(version, sites[version], ddtree(7), calls, **real)
+        engines.start(version, sites[version], ddtree(7), calls)
+    # The newest one has another Triton backend.
+    engines.start("triton-newest", sites[SUPPORTED_RELEASES[-1]], ddtree(7), CALLS, **harness.TRITON)
     for name, (path, before, after) in BREAKS.items():
         copy = harness.broken_site(site, tmp_path_factory.mktemp(f"broken-{name}") / "site", path, before, after)
         engines.start(f"broken-{name}", copy, ddtree(16), CALLS)

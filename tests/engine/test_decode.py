@@ -76,9 +76,10 @@ def test_retracted_requests_and_prefill_in_pieces_equal_plain_decoding(engines: 
     assert problems(TIGHT, result["calls"][0], engines["plain"]["calls"][-1]) == []
 
 
-def test_real_kernels_equal_plain_decoding(engines: Engines) -> None:
+@pytest.mark.parametrize("name", ["triton", "triton-newest"])
+def test_real_kernels_equal_plain_decoding(engines: Engines, name: str) -> None:
     """SGLang's own Triton kernels, in the interpreter, and the reference in their place give the same tokens."""
-    assert outputs(engines["triton"]) == outputs(engines["plain"])
+    assert outputs(engines[name]) == outputs(engines["plain"])
 
 
 @pytest.mark.parametrize("version", SUPPORTED_RELEASES[1:])
