@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_a_stalled_network_ends_every_operation(sshd, pin, traffic, way, share):
     start = time.monotonic()
     with (
         Relay(sshd.port, **{way: int(passed[way] * share)}) as relay,
-        pytest.raises(ConnectionFailedError, match=r"no sign of life|no SSH connection"),
+        pytest.raises(ConnectionFailedError, match=r"no sign of life|no SSH connection|no answer"),
         open_transport(through(sshd, relay, pin, python)) as transport,
     ):
         deploy.status(transport)
@@ -177,3 +178,15 @@ def test_a_stalled_jump_host_does_not_hang_us(sshd, sglang, tmp_path):
             with pytest.raises(ConnectionFailedError, match="no sign of life"):
                 deploy.push(transport, plan, files, operator="x")
         assert time.monotonic() - start < 8
+
+
+def test_a_server_that_turns_some_away_is_asked_again(tiny, tmp_path):
+    """Six connections at once through a door for two (MaxStartups), as a fleet's to its jump host (paramiko#664)."""
+
+    def one(number):
+        with open_transport(server.host(f"h{number}", str(tiny.python))) as transport:
+            return deploy.status(transport).state
+
+    with SshServer.start(tmp_path / "sshd", CACHE, options="MaxStartups 2") as server, ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(one, range(6))) == ["pristine"] * 6
+        assert "MaxStartups" in server.log()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import time
 from pathlib import Path
@@ -19,6 +20,9 @@ from ddtree_overlay.hosts.resolve import Endpoint, Hop, route
 #: More offers than this, and a server with default settings hangs up.
 MAX_OFFERS = 5
 KEEPALIVE_SECONDS = 15
+#: Before another attempt at a server that hung up without a word.
+PAUSES = (0.3, 0.8, 1.5, 3.0)
+_AT_ONCE_SECONDS = 1.0
 
 
 def connect(host: Host, *, accept_new: bool, warnings: list[str]) -> list[paramiko.Transport]:
@@ -51,15 +55,28 @@ def abandon(opened: list[paramiko.Transport]) -> None:
 
 def _join(hop: Hop, accept_new: bool, warnings: list[str], opened: list[paramiko.Transport]) -> None:
     host, endpoint = hop.host, hop.endpoint
-    sock = _through(host, endpoint, opened[-1]) if opened else _dial(host, endpoint)
-    try:
-        transport = paramiko.Transport(sock)
-    except (paramiko.SSHException, OSError) as e:
-        raise _no_ssh(host, endpoint, e) from e
-    opened.append(transport)
     known, said = hostkeys.load(endpoint.known_hosts)
     warnings += [w for w in said if w not in warnings]
-    key = _negotiate(host, endpoint, transport, known)
+    for pause in (*PAUSES, None):
+        start = time.monotonic()
+        sock = _through(host, endpoint, opened[-1]) if opened else _dial(host, endpoint)
+        try:
+            transport = paramiko.Transport(sock)
+        except (paramiko.SSHException, OSError) as e:
+            raise _no_ssh(host, endpoint, e) from e
+        opened.append(transport)
+        try:
+            key = _negotiate(host, endpoint, transport, known)
+        except ConnectionFailedError:
+            # Not a word from it, and at once: a server with many others at its door (MaxStartups) turns some away.
+            at_once = time.monotonic() - start < min(_AT_ONCE_SECONDS, host.timeout / 2)
+            if pause is None or transport.remote_version or not at_once:
+                raise
+            opened.pop().close()
+            # Those that were turned away together shall not come back together.
+            time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311
+        else:
+            break
     _verify(host, endpoint, key, known, accept_new=accept_new)
     _authenticate(host, endpoint, transport)
     transport.set_keepalive(KEEPALIVE_SECONDS)
