@@ -118,6 +118,20 @@ def test_a_second_push_with_a_restart_leaves_a_server_that_is_live_alone(host: H
     assert server.info()["pid"] == pid
 
 
+def test_a_server_that_ran_on_through_a_rollback_is_restarted_all_the_same(host: Host, server: Server):
+    """It reports the overlay, but nobody has seen it come up with the files of this push."""
+    push(host, server)
+    pid = server.info()["pid"]
+    with open_transport(host) as transport:
+        deploy.rollback(transport, operator="alice")
+    assert server.info()["pid"] == pid
+
+    again, proof = push(host, server)
+
+    assert (again.id, again.state, proof.ok, proof.restarted) == ("d-0002", "good", True, True)
+    assert server.info()["pid"] != pid
+
+
 @pytest.mark.parametrize(
     ("mode", "says"),
     [
@@ -277,7 +291,8 @@ def test_a_rollback_whose_server_does_not_come_up_is_incomplete(host: Host, serv
     assert differences(before, tree(server)) == []
     assert states(host) == [("d-0001", "good", True, False), ("d-0002", "bad", False, True)]
     (server.folder / "broken").unlink()
-    by_hand = error.next_step.removeprefix("on the host: ").partition(" (it should report")[0]
+    by_hand, _, here = error.next_step.removeprefix("on the host: ").partition("\n")
+    assert here == "ddtree-overlay status --host gpu"
     deadline = time.monotonic() + 10
     ran = subprocess.run(["sh", "-c", by_hand.replace("curl -fsS", "true")], check=False, capture_output=True)
     assert ran.returncode == 0, ran.stderr
@@ -458,7 +473,7 @@ def test_an_ignored_signal_is_not_handed_down_to_the_server(host: Host, server: 
         ({"health": None}, ConfigError, "does not say where its server listens"),
         ({"restart": ("/no/such/program",)}, OverlayError, "there is no program '/no/such/program'"),
         ({"health": Health("http://127.0.0.1:1", 2.0, "/no/such/key")}, OverlayError, "the API key in /no/such/key"),
-        ({"health": Health("http://no-such-name.invalid:30000", 2.0)}, OverlayError, "no-such-name.invalid: "),
+        ({"health": Health("http://no-such-name.invalid:30000", 2.0)}, OverlayError, "no-such-name.invalid:30000: "),
         ({"root": "/tmp", "transport": "local"}, UsageError, "--root has nothing to restart"),
     ],
 )

@@ -102,11 +102,12 @@ def push(args: dict[str, Any], payload: bytes) -> Answer:
             # Under the lock: a push whose stage was taken away in time must not begin any more.
             staged = stages.bring(store, name, args["changes"]) if name else staged
             before = trial.look(args["trial"]) if trial else None
+            was = (store.current() or {}).get("id")
             result = {**_push_locked(site, store, args, staged), "recovered": note}
             end(store)
             if trial and result["deployment"]:
                 live = result["deployment"]["id"]
-                proof = trial.after_push(site, store, args, live, before)
+                proof = trial.after_push(site, store, args, live, before, swapped=live != was)
                 result.update(deployment=one(store, live), proof=proof)
             return result, b""
         finally:

@@ -126,8 +126,13 @@ class Case:
         return restarting.restart(self.trial, self.store.folder, environment, waiting.tell)
 
 
-def after_push(site: Site, store: Store, args: dict[str, Any], name: str, before: Before) -> dict[str, Any]:
+def after_push(
+    site: Site, store: Store, args: dict[str, Any], name: str, before: Before, *, swapped: bool
+) -> dict[str, Any]:
     """Try the deployment `name`, which is live on the disk; gives the proof.
+
+    A server that reports it already is left alone, unless its files were `swapped` just now: one that kept running
+    through a rollback and a push of the same overlay has not shown that it comes up with them.
 
     Raises:
         Refusal: `rolled-back` when it failed and the old state serves again, `incomplete` when that does not serve
@@ -138,8 +143,8 @@ def after_push(site: Site, store: Store, args: dict[str, Any], name: str, before
     known = states.states(store.events())[name]
     want = case.want(record)
     heard = before.heard
-    if heard.kind == "up" and want.met_by(heard):
-        why = f"the server runs {heard.named()} already, and generates"
+    if heard.kind == "up" and want.met_by(heard) and not swapped:
+        why = f"the server runs {heard.named()} already and generates; it was not restarted"
         proof, output = Proof(True, "live", why, 0.0, (heard.text,), False), list[str]()
     else:
         proof, output = case.prove(record, want, before, restart=True)
@@ -220,7 +225,7 @@ def _after_rollback(case: Case, proof: Proof) -> str:
 
 def _because(proof: Proof, output: list[str]) -> str:
     """What is known beside `proof.why`."""
-    heard = f", which answered: {', then '.join(proof.answers[:-1])}" if len(proof.answers) > 1 else ""
+    heard = f" (before that: {', then '.join(proof.answers[:-1])})" if len(proof.answers) > 1 else ""
     parts = [f"after waiting {proof.waited:.0f} s for the server{heard}" if proof.waited else ""]
     parts += [f"the restart said: {' / '.join(output[-5:])}"] if output else []
     return "; ".join(filter(None, parts))
@@ -233,9 +238,9 @@ def _by_hand(case: Case, record: Record | None) -> str:
     header = '-H "Authorization: Bearer $(cat {})" '.format(shlex.quote(case.trial["api_key_file"])) if case.key else ""
     ask_it = f"curl -fsS {header}{shlex.quote(case.trial['url'].rstrip('/') + '/server_info')}"
     log = f"tail {shlex.quote(str(case.store.folder / restarting.LOG))}"
-    lines = "; ".join([*reset, start, log, ask_it])
     wanted = f"overlay {record['overlay_id']}" if record else "no overlay id"
-    return f"on the host: {lines} (it should report {wanted}); then ddtree-overlay status {{target}}"
+    lines = "; ".join([*reset, start, log, f"{ask_it}  # should report {wanted}"])
+    return f"on the host: {lines}\nddtree-overlay status {{target}}"
 
 
 def after_rollback(site: Site, store: Store, args: dict[str, Any], before: Before) -> dict[str, Any]:
