@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ddtree_overlay import deploy
 from ddtree_overlay.config import Host
@@ -181,13 +181,23 @@ def settle(transport: Transport, deployment: Deployment, proof: Proof, *, operat
     return next((d for d in deploy.history(transport) if d.id == deployment.id), deployment)
 
 
-def confirm(transport: Transport, *, operator: str, note: str = "", lock_wait: float = 0) -> tuple[Deployment, bool]:
+class Confirmed(NamedTuple):
+    """What `confirm` did: the deployment, and whether it was good before.
+
+    `said` is what the live server answered, or why it did not, "" when there is no way to ask it; `checked` is whether
+    it said that it runs this overlay.
+    """
+
+    deployment: Deployment
+    before: bool
+    said: str
+    checked: bool
+
+
+def confirm(transport: Transport, *, operator: str, note: str = "", lock_wait: float = 0) -> Confirmed:
     """Take the operator's word that the live deployment serves well.
 
     Where `health` is configured, the live server is asked; one that reports something else is not confirmed.
-
-    Returns:
-        The deployment, and whether it was good before.
 
     Raises:
         ConflictError: Its files are not all in place.
@@ -198,7 +208,7 @@ def confirm(transport: Transport, *, operator: str, note: str = "", lock_wait: f
     args = {"trial": trial, "operator": operator, "note": note or "confirmed by hand", "lock_wait": lock_wait}
     result = transport.call("confirm", args).result
     found = next(d for d in deploy.history(transport) if d.id == result["id"])
-    return found, result["before"] == "good"
+    return Confirmed(found, result["before"] == "good", result["said"], result["checked"])
 
 
 def _total(trial: Mapping[str, Any]) -> float:

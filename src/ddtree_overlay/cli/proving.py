@@ -78,7 +78,19 @@ def confirm(app: App, target: Target, *, note: str, lock_wait: float) -> int:
     from ddtree_overlay import proving
 
     with opened(app, target) as transport:
-        done, before = proving.confirm(transport, operator=operator(), note=note, lock_wait=lock_wait)
+        confirmed = proving.confirm(transport, operator=operator(), note=note, lock_wait=lock_wait)
+    done, before = confirmed.deployment, confirmed.before
+    if confirmed.said and not confirmed.checked:
+        app.screen.warn(
+            f"{target.name}: the live server could not be asked, so this is your word alone: {confirmed.said}"
+        )
     text = "was good already" if before else "is good now"
-    lines = [row((f"{target.name}: {done.id} {text}", "ok"), f", overlay {done.overlay_id}")]
-    return app.finish("confirm", {"changed": not before, "deployment": done.as_dict()}, lines)
+    heard = f"; the live server: {confirmed.said}" if confirmed.checked else ""
+    lines = [row((f"{target.name}: {done.id} {text}", "ok"), f", overlay {done.overlay_id}{heard}")]
+    value = {
+        "changed": not before,
+        "deployment": done.as_dict(),
+        "said": confirmed.said,
+        "checked": confirmed.checked,
+    }
+    return app.finish("confirm", value, lines)

@@ -43,7 +43,7 @@ _HERE = (
     ("the url of `health` in deploy.toml", "--url"),
 )
 _OTHER_BASE = "ddtree-overlay snapshot {target} && ddtree-overlay patch {target}, then export it for the SGLang here"
-_EDITED = "ddtree-overlay diff {target}, which shows the change and how to take it back"
+_EDITED = "ddtree-overlay diff {target}  # shows the change and how to take it back"
 
 Value = dict[str, Any]
 #: What a verb found or did, and the same in a sentence.
@@ -178,8 +178,9 @@ def confirm(options: Namespace, export: Export) -> Answer:
     args = {"trial": trial_of(options), "note": options.note or "confirmed by hand", **_asked(options)}
     done = export.call("confirm", args)
     changed = done["before"] != "good"
+    said = done["said"] and (done["said"] if done["checked"] else f"the live server could not be asked: {done['said']}")
     text = f"{done['id']} is good" if changed else f"{done['id']} was good already"
-    return {**done, "changed": changed}, "; ".join(filter(None, [text, done["said"]]))
+    return {**done, "changed": changed}, "; ".join(filter(None, [text, said]))
 
 
 def status(_: Namespace, export: Export) -> Answer:

@@ -87,22 +87,22 @@ def confirm(args: dict[str, Any], _: bytes) -> Answer:
         if state != "applied":
             what = f"{record['id']} is not whole: {reason}"
             raise Refusal("conflict", what, next_step="ddtree-overlay diff {target}")
-        said = _contradiction(args.get("trial"), record)
+        said, checked = _contradiction(args.get("trial"), record)
         known = states(store.events())[record["id"]]
         if known != "good":
             mark(store, "good", record, operator=args["operator"], note=args["note"])
         end(store)
-    return {"id": record["id"], "before": known, "said": said}, b""
+    return {"id": record["id"], "before": known, "said": said, "checked": checked}, b""
 
 
 def _nothing() -> Refusal:
     return Refusal("failed", "no overlay is deployed here", next_step="ddtree-overlay push {target}")
 
 
-def _contradiction(trial: Record | None, record: Record) -> str:
-    """What the live server says, if there is a way to ask it; refuses when that is something else."""
+def _contradiction(trial: Record | None, record: Record) -> tuple[str, bool]:
+    """What the live server says, and whether it said what it runs; refuses when that is something else."""
     if trial is None:
-        return ""
+        return "", False
     from .asking import ask, read_key
 
     heard = ask(trial["url"], read_key(trial["api_key_file"]))
@@ -113,7 +113,7 @@ def _contradiction(trial: Record | None, record: Record) -> str:
             why=f"{record['id']} is overlay {record['overlay_id']}; nothing was changed",
             next_step="restart the server, then confirm; or let push do both: ddtree-overlay push {target} --restart",
         )
-    return heard.text
+    return heard.text, heard.told
 
 
 def settle(args: dict[str, Any], _: bytes) -> Answer:
