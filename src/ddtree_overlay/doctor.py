@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -128,13 +129,17 @@ def _release(facts: Mapping[str, Any]) -> Iterator[Check]:
     said = f"SGLang {version} in {sglang['root']} ({sglang['install']})"
     supported = [r.version for r in RELEASES]
     if not sglang["dflash"]:
-        step = f"pip install sglang=={supported[-1]} on the host"
+        step = _pip(facts, f"sglang=={supported[-1]}")
         yield Check("sglang", "error", f"{said} has no DFlash, which DDTREE builds on", step)
     elif version not in supported:
-        step = f"pip install sglang=={supported[-1]} on the host"
+        step = _pip(facts, f"sglang=={supported[-1]}")
         yield Check("sglang", "warning", f"{said} is not one of the supported releases: {', '.join(supported)}", step)
     else:
         yield Check("sglang", "ok", said)
+
+
+def _pip(facts: Mapping[str, Any], what: str) -> str:
+    return f"on the host: {shlex.quote(facts['interpreter']['executable'])} -m pip install {what}"
 
 
 def _pins(facts: Mapping[str, Any]) -> Iterator[Check]:
@@ -150,14 +155,14 @@ def _pins(facts: Mapping[str, Any]) -> Iterator[Check]:
                 name,
                 "warning",
                 f"{name} is not installed; this SGLang needs {want}",
-                f"pip install {name}=={want} on the host",
+                _pip(facts, f"{name}=={want}"),
             )
         elif have.partition("+")[0] != want:
             yield Check(
                 name,
                 "warning",
                 f"{name} {have}; this SGLang was made for {want}",
-                f"pip install {name}=={want} on the host",
+                _pip(facts, f"{name}=={want}"),
             )
         else:
             yield Check(name, "ok", f"{name} {have}")

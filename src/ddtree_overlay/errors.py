@@ -113,11 +113,11 @@ EXIT_CODES = {
     0: "done, or nothing to do",
     1: "failed; nothing was changed",
     2: "bad arguments or configuration",
-    3: "differences or findings (diff --exit-code, verify, status --exit-code, patch --check, doctor)",
+    3: "differences or findings (verify, doctor, --exit-code, --check)",
     4: "conflict: the installed files are not the expected base, or changed since the plan",
     5: "another deployment holds the lock",
     6: "failed half-way; rolled back cleanly",
-    7: "failed half-way; rollback incomplete, manual recovery lines are printed",
+    7: "failed half-way; not put back completely, recovery lines are printed",
     8: "connection, host key or authentication failed",
     130: "interrupted",
 }

@@ -130,7 +130,7 @@ class PushPlan(_Plan):
             return build
         if self.conflicts[0].reason.endswith(OTHER_BASE):
             return f"ddtree-overlay rollback {self.target} --to base && {build}"
-        return f"ddtree-overlay diff {self.target}, which shows the change and how to take it back"
+        return f"ddtree-overlay diff {self.target}  # shows the change and how to take it back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +148,7 @@ class RollbackPlan(_Plan):
         return not self.undoes and not self.purge
 
     def _conflict_step(self) -> str:
-        return f"ddtree-overlay diff {self.target}, which shows the change and how to take it back"
+        return f"ddtree-overlay diff {self.target}  # shows the change and how to take it back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,14 +225,16 @@ class Status(_Data):
         """The command that leads out of a state in which somebody has to act, else ""."""
         if self.unfinished:
             return ""  # the reason says that the next push or rollback puts it right, or who is at work
+        # A package folder without a host has nothing that could be restarted.
+        restart = "" if self.target.startswith("--root") else "push {t} --restart\nddtree-overlay "
         verb = {
             "partial": "push {t} puts them in place, ddtree-overlay rollback {t} --to base takes the rest away",
-            "drifted": "diff {t}, which shows the change and how to take it back",
+            "drifted": "diff {t}  # shows the change and how to take it back",
             "upgraded": "rollback {t} --to base && ddtree-overlay snapshot {t} && ddtree-overlay patch {t}",
             "orphaned": "rollback {t} --purge",
             "unrecorded": "rollback {t}",
             "applied": {
-                "pending": "push {t} --restart; or, restarted by other means: ddtree-overlay confirm {t}",
+                "pending": f"{restart}confirm {{t}}  # once it was restarted by other means",
                 "bad": "rollback {t} --restart",
             }.get(self.deployment.state if self.deployment else ""),
         }.get(self.state)

@@ -85,5 +85,5 @@ def release(version: str) -> Release:
     raise OverlayError(
         f"SGLang {version} is not supported",
         why=f"supported: {supported}",
-        next_step=f"pip install sglang=={RELEASES[-1].version} on the host, or --release {RELEASES[-1].version}",
+        next_step=f"on the host: pip install sglang=={RELEASES[-1].version}; or here --release {RELEASES[-1].version}",
     )

@@ -97,7 +97,11 @@ class Screen:
                 why=f"the question was: {question}",
                 next_step=next_step,
             )
-        return click.confirm(question, default=False, err=True)
+        try:
+            return click.confirm(question, default=False, err=True)
+        except click.Abort:
+            _write_text(sys.stderr, "\n")  # the cursor stands behind the question
+            raise
 
     def emit(self, value: Mapping[str, Any]) -> None:
         """Print the JSON object of a command, with its schema number; silent without `--json`."""

@@ -184,7 +184,7 @@ def status_lines(found: Status) -> list[Line]:
     wide = max((len(f.path) for f in odd), default=0)
     lines += [row("  ", ("! ", "bad"), f"{file.path:<{wide}}  {file.state:<7}  {file.reason}".rstrip()) for file in odd]
     if found.next_step:
-        lines.append(row(("  next: ", "head"), found.next_step))
+        lines.append(row(("  next: ", "head"), found.next_step.replace("\n", "\n        ")))
     warnings = [text for text in found.warnings if text != found.reason]
     return [*lines, *_remarks(warnings, [p for p in found.processes if p.stale])]
 

@@ -162,3 +162,33 @@ def test_status_leads_from_a_pending_deployment_to_its_proof(run: Run, server: S
     assert done.code == 0 and "gpu: live" in done.out
     said = run("confirm", "--host", "gpu", "--note", "seen", "--json").json
     assert (said["changed"], said["deployment"]["state"]) == (False, "good")
+
+
+@pytest.mark.usefixtures("configured")
+def test_confirm_says_when_no_server_could_be_asked(run: Run, server: Server):
+    """A word that nobody could check is taken, but not silently."""
+    assert run("push", "--host", "gpu", "--yes").code == 0
+    server.stop()
+
+    word = run("confirm", "--host", "gpu")
+    again = run("confirm", "--host", "gpu", "--json").json
+
+    assert word.code == 0 and "gpu: d-0001 is good now" in word.out
+    assert "the live server could not be asked, so this is your word alone: Connection refused" in word.err
+    assert (again["said"], again["checked"]) == ("Connection refused", False)
+
+
+@pytest.mark.usefixtures("configured")
+def test_each_next_line_of_status_is_a_command(run: Run, server: Server):
+    """One a line, prose only behind a `#`; a folder without a host is not told to restart anything."""
+    assert run("push", "--host", "gpu", "--yes").code == 0
+    place = str(server.install.root)
+
+    steps = run("status", "--host", "gpu", "--json").json["next"].splitlines()
+    folder = run("status", "--root", place, "--json").json["next"].splitlines()
+
+    assert steps == [
+        "ddtree-overlay push --host gpu --restart",
+        "ddtree-overlay confirm --host gpu  # once it was restarted by other means",
+    ]
+    assert folder == [f"ddtree-overlay confirm --root {place}  # once it was restarted by other means"]

@@ -194,7 +194,7 @@ def test_status_names_the_files_that_are_not_as_they_should_be():
         "  1 file was edited",
         "  d-0001 (good)  overlay 91c0  1970-01-01 00:00 UTC by ann@laptop",
         "  ! srt/a.py  foreign  edited by hand",
-        "  next: ddtree-overlay diff --host ct200, which shows the change and how to take it back",
+        "  next: ddtree-overlay diff --host ct200  # shows the change and how to take it back",
     ]
 
 

@@ -198,7 +198,7 @@ def _cancelled_half_way(target: Target) -> Iterator[None]:
         raise CancelledError(
             f"interrupted while {target.name} was being changed",
             why="the host may go on to finish the change, or undo it, on its own",
-            next_step=f"run {target.command('status')}",
+            next_step=target.command("status"),
         ) from None
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _NEXT = {
-    "dir": "copy it to a host, and there: PYTHON {folder}/apply.py push",
+    "dir": "copy it to a host, and there: PYTHON {name}/apply.py push",
     "tar": "unpack it on a host, and there: PYTHON {top}/apply.py push",
     "dockerfile": "docker build --build-arg BASE=IMAGE --tag NEW-IMAGE {folder}",
 }
@@ -86,7 +86,7 @@ def _export(app: App, patched: Patched, name: str, *, form: str, out: Path) -> i
         step = f"mkdir -p {shlex.quote(str(place.parent))}"
         raise UsageError(f"--out {out}: there is no folder {place.parent}", next_step=step)
     changed = _write_tar(place, to_tar(files)) if form == "tar" else _write_folder(place, files)
-    step = _NEXT[form].format(folder=shlex.quote(str(out)), top=top_folder(files))
+    step = _NEXT[form].format(folder=shlex.quote(str(out)), top=top_folder(files), name=shlex.quote(place.name))
     value = {
         "release": patched.bundle.release,
         "overlay_id": patched.bundle.overlay_id,
