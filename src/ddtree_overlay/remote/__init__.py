@@ -16,6 +16,7 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     facts         versions, interpreter, disk, container
     kernels       which CUDA runtime the installed kernels link to
     processes     servers that are running
+    ages          which code a running server has, by the history
     preflight     reasons why a write would fail, found before anything is written
     durable       names and bytes that survive a power cut
     lock          the lock of the host and its holder
