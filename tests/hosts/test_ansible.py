@@ -175,6 +175,19 @@ def overlays(fleet):
     return made("one"), made("two")
 
 
+def test_each_condition_is_one_that_every_supported_ansible_reads():
+    """Before ansible-core 2.19 a condition is put between `{% if` and `%}`, where `a if b else c` needs brackets."""
+    jinja2 = pytest.importorskip("jinja2")  # as ansible-core brings it
+    found = []
+    for path in EXAMPLE.rglob("*.yml"):
+        for line in path.read_text().splitlines():
+            key, _, condition = line.strip().lstrip("- ").partition(": ")
+            if key in ("when", "changed_when", "failed_when", "until", "check_mode"):
+                jinja2.Environment(autoescape=True).parse(f"{{% if {condition} %}}{{% endif %}}")
+                found.append(condition)
+    assert len(found) > 5
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_rollout_goes_batch_by_batch_and_puts_a_failed_host_back(fleet, overlays):
