@@ -225,8 +225,9 @@ class PushMember:
         if not self.proof.ok:
             raise OverlayError(
                 f"{self.name}: the server does not run {deployment.id}: {self.proof.why}",
-                why="; ".join(self.proof.answers[-3:]),
-                next_step="look at the log of the server on the host",
+                why="; ".join(a for a in self.proof.answers[-3:] if a not in self.proof.why),
+                next_step=f"read the server's log on {self.name}, and .ddtree-overlay/restart.log beside the package; "
+                f"then ddtree-overlay history {self.transport.target}",
             )
 
     def undo(self, say: Say) -> None:
