@@ -36,7 +36,10 @@ def test_a_killed_push_is_put_back_at_the_next_contact(tiny, near, monkeypatch, 
     """`kill -9` in the middle: status says so and writes nothing; the next rollback finds the tree as before."""
     tiny.run("import sglang.srt.a, sglang.srt.b")
     before = listing(tiny.root)
-    with sabotaged(monkeypatch, *step), pytest.raises(ConnectionFailedError, match="terminated by a signal"):
+    with (
+        sabotaged(monkeypatch, *step),
+        pytest.raises(ConnectionFailedError, match=r"(?s)terminated by a signal.*put back by"),
+    ):
         push_of(near, tiny)()
     middle = listing(tiny.site)
     found = deploy.status(near)

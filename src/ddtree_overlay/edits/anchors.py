@@ -43,7 +43,7 @@ class AnchorError(OverlayError):
         super().__init__(
             f"{path}{_lines(self.places)}: {problem}: `{wanted}` in {scope}",
             why=shown or "nothing in that scope looks like it",
-            next_step="ddtree-overlay snapshot {target}, which names the files that are not as they were published",
+            next_step="ddtree-overlay snapshot {target}  # names the files that are not as they were published",
         )
 
 

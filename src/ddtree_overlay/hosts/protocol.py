@@ -166,7 +166,13 @@ def refusal(error: Mapping[str, str], target: str) -> errors.OverlayError:
     return _KINDS.get(error["kind"], errors.OverlayError)(error["what"], why=error["why"], next_step=step)
 
 
-def missing_answer(output: Output, sentinel: str, command: str, name: str, target: str) -> errors.OverlayError:
+#: What becomes of a change whose answer never came.
+FATE = "the change may still finish there; one that was interrupted is put back by the next push or rollback"
+
+
+def missing_answer(
+    output: Output, sentinel: str, command: str, name: str, target: str, *, changes: bool = False
+) -> errors.OverlayError:
     """Why there is no answer, from the exit status and what was printed."""
     said = _tail(output.stderr) or _tail(noise(output, sentinel).encode())
     if f"\n{sentinel}:".encode() in output.stdout:
@@ -182,7 +188,7 @@ def missing_answer(output: Output, sentinel: str, command: str, name: str, targe
     if output.code is None or output.code < 0:
         return errors.ConnectionFailedError(
             f"no answer from {name}: terminated by a signal or the connection was lost",
-            why=said,
+            why="; ".join(filter(None, [said, FATE if changes else ""])),
             next_step=f"ddtree-overlay status {target}",
         )
     return _not_python(output, command, name, target, said)

@@ -101,7 +101,7 @@ class AgentTransport:
         output = self._run(sentinel, request, patience, changes=changes, total=longest, watch=watch)
         answer = protocol.decode(output, sentinel)
         if answer is None:
-            raise protocol.missing_answer(output, sentinel, self._command(), self.name, self.target)
+            raise protocol.missing_answer(output, sentinel, self._command(), self.name, self.target, changes=changes)
         self._listen(protocol.noise(output, sentinel))
         return protocol.unwrap(*answer, self.target)
 
@@ -129,10 +129,9 @@ class AgentTransport:
                 self.warnings.append(warning)
 
     def _no_progress(self, timeout: float, *, changes: bool) -> ConnectionFailedError:
-        fate = "; the change may still finish there; one that was interrupted is put back at the next contact"
         return ConnectionFailedError(
             f"{self.name}: no sign of life for {timeout:.0f} s",
-            why="the network, the host or the agent has stalled" + (fate if changes else ""),
+            why="the network, the host or the agent has stalled" + (f"; {protocol.FATE}" if changes else ""),
             next_step=f"ddtree-overlay status {self.target}, or raise `timeout` in deploy.toml",
         )
 

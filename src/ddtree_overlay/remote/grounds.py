@@ -99,7 +99,7 @@ def refuse_unsettled(store: Store) -> None:
             "conflict",
             f"a {event['event']} of {event['id']} was interrupted here: its files are half old and half new",
             # Going back to what is live puts the interrupted run back, and does nothing else.
-            next_step=f"ddtree-overlay rollback {{target}} --to {event['before'] or 'base'}, which puts it back",
+            next_step=f"ddtree-overlay rollback {{target}} --to {event['before'] or 'base'}  # puts it back",
         )
 
 
@@ -123,7 +123,7 @@ def refuse_unrecorded(record: dict[str, Any] | None, store: Store) -> None:
             "conflict",
             f"{record['id']} is in place, but the history in {store.folder} does not say so: it is damaged",
             why="its files are in the tree, and its line in history.jsonl is missing",
-            next_step="ddtree-overlay rollback {target}, which goes by the record of the deployment",
+            next_step="ddtree-overlay rollback {target}  # goes by the record of the deployment",
         )
 
 
