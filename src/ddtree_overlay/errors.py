@@ -114,7 +114,7 @@ EXIT_CODES = {
     1: "failed; nothing was changed",
     2: "bad arguments or configuration",
     3: "differences or findings (verify, doctor, --exit-code, --check)",
-    4: "conflict: the installed files are not the expected base, or changed since the plan",
+    4: "conflict: files are not the expected base, or changed since the plan",
     5: "another deployment holds the lock",
     6: "failed half-way; rolled back cleanly",
     7: "failed half-way; not put back completely, recovery lines are printed",
