@@ -36,7 +36,6 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["context length (256)", "255 or less"],
     ),
     "zero top-k cap": ({"speculative_ddtree_topk_cap": 0}, ["--speculative-ddtree-topk-cap", "at least 1"]),
-    "page size 16": ({"page_size": 16}, ["--page-size 1", "16"]),
     "torch_native backend": ({"attention_backend": "torch_native"}, ["'torch_native'", "Supported: triton"]),
     "fa3 backend": ({"attention_backend": "fa3", "device": "cuda"}, ["'fa3'", "verify the tree as a chain"]),
     "other decode backend": ({"decode_attention_backend": "flashinfer"}, ["decode", "'flashinfer'"]),
@@ -59,6 +58,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
 
 ACCEPTED: dict[str, dict[str, Any]] = {
     "default budget": {},
+    "pages": {"page_size": 64},
     "small budget": {"speculative_ddtree_budget": 3},
     "block size given": {"speculative_dflash_block_size": 8, "speculative_ddtree_budget": 16},
     "both widths given": {"speculative_dflash_block_size": 8, "speculative_num_draft_tokens": 65},

@@ -19,6 +19,7 @@ def server_args(**changed: object) -> SimpleNamespace:
         "speculative_ddtree_budget": 64,
         "speculative_dflash_block_size": 16,
         "speculative_ddtree_allow_hybrid_unsafe": False,
+        "page_size": 1,
         "get_model_config": lambda: SimpleNamespace(vocab_size=151_936),
     }
     return SimpleNamespace(**(base | changed))
@@ -115,8 +116,8 @@ def test_draft_runner_is_not_checked_for_the_budget(monkeypatch: pytest.MonkeyPa
     assert gates.prepare_graph_buffers(backend(16), 48, 48 * 16, torch.zeros(3)).numel() == 3
 
 
-def worker(pool: int, max_req_len: int) -> SimpleNamespace:
-    model_runner = SimpleNamespace(server_args=server_args(), max_token_pool_size=pool)
+def worker(pool: int, max_req_len: int, **changed: object) -> SimpleNamespace:
+    model_runner = SimpleNamespace(server_args=server_args(**changed), max_token_pool_size=pool)
     return SimpleNamespace(model_runner=model_runner, max_req_len=max_req_len, max_req_input_len=max_req_len - 5)
 
 
@@ -128,6 +129,13 @@ def test_longest_request_leaves_room_for_its_step() -> None:
     roomy = worker(100_000, 4095)
     gates.limit_request_length(roomy)
     assert (roomy.max_req_len, roomy.max_req_input_len) == (4095, 4090)
+
+
+def test_longest_request_leaves_room_for_the_pages_of_its_step() -> None:
+    """A step of 65 slots takes up to two pages of 64 beyond those that the request holds."""
+    target = worker(320, 319, page_size=64)
+    gates.limit_request_length(target)
+    assert target.max_req_len == 320 - 2 * 64
 
 
 def test_pool_without_room_for_one_step_is_refused() -> None:

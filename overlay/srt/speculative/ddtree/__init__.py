@@ -8,6 +8,8 @@
     tree_kernel   the same trees in one kernel launch, on a GPU
     accept        trees and target tokens -> accepted paths
     targets       verify logits -> one target token per node, greedy or sampled
+    kv_move       accepted nodes' KV to the front of a request's slots, for pages of more than one
+    move_kernel   the same copies in one kernel launch, on a GPU
     verify_input  one verify step of a batch: mask, slots, acceptance, commit
     worker        the DFLASH worker with the chain replaced by a tree
     names         what this release calls what every release has (one variant a release)

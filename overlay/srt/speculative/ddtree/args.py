@@ -238,11 +238,6 @@ def _check_backend(server_args: ServerArgs) -> None:
                 f"{_WHY_NOT.get(backend, _UNTESTED)}. "
                 f"Supported: {', '.join(TREE_ATTENTION_BACKENDS)} (--attention-backend)."
             )
-    if int(server_args.page_size) != 1:
-        raise ValueError(
-            f"DDTREE requires --page-size 1, got {server_args.page_size}: accepted nodes are scattered over the "
-            "verify slots and keep their place."
-        )
 
 
 def _check_features(server_args: ServerArgs) -> None:

@@ -42,8 +42,10 @@ def limit_request_length(target_worker: Any) -> None:
         ValueError: The pool cannot hold one step of any request.
     """
     server_args, pool = target_worker.model_runner.server_args, int(target_worker.model_runner.max_token_pool_size)
-    width = max(verify_width(server_args), int(server_args.speculative_dflash_block_size))
-    longest = min(int(target_worker.max_req_len), pool - width)
+    page = int(server_args.page_size)
+    # A step may begin in the last slot of a page; whatever it does not fill of its own last page is held as well.
+    width = -(-max(verify_width(server_args), int(server_args.speculative_dflash_block_size)) // page) * page
+    longest = min(int(target_worker.max_req_len), pool // page * page - width)
     if longest <= _SPARE_INPUT:
         raise ValueError(
             f"DDTREE needs {width} free KV slots for one request's step, but the pool holds {pool} tokens. "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
+from sglang.srt.speculative.ddtree.kv_move import move_to_front
 from sglang.srt.speculative.ddtree.names import count_step, finish_if_due
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots, roots_only
 from sglang.srt.speculative.ddtree.trace import trace_step
@@ -19,6 +20,7 @@ from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 if TYPE_CHECKING:
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
     from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 
 
 @dataclass
@@ -31,6 +33,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
 
     tree: Tree | None = None
     targets: TargetChooser | None = None
+    #: The pool whose KV moves at commit; needed when pages are larger than one slot.
+    pool: MHATokenToKVPool | None = None
     #: Whether this process writes the trace: one of the tensor-parallel ranks.
     traced: bool = False
     #: For the trace: whether a top-k cap can be shown to have changed nothing, bool [bs].
@@ -80,7 +84,11 @@ class DDTreeVerifyInput(DFlashVerifyInput):
 
         commit_lens = torch.tensor(committed, dtype=torch.int32, device=logits.device)
         nodes = self._committed_nodes(acceptance, commit_lens)
-        self._commit_slots(batch, nodes, commit_lens, committed)
+        if page_size == 1:
+            self._keep_where_they_are(batch, nodes)
+        else:
+            self._keep_in_front(batch, commit_lens, page_size)
+        self._advance(batch, commit_lens, committed)
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify requires the target's hidden states, but got None.")
         hidden_states = logits_output.hidden_states[nodes]
@@ -125,17 +133,30 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         rows = path + torch.arange(path.shape[0], device=path.device).unsqueeze(1) * self.draft_token_num
         return rows[steps < commit_lens.unsqueeze(1)]
 
-    def _commit_slots(
-        self, batch: ScheduleBatch, nodes: torch.Tensor, commit_lens: torch.Tensor, committed: list[int]
-    ) -> None:
-        """Keep the committed nodes' KV slots in path order, free all others, and advance the batch's lengths.
-
-        With page size 1 a slot can hold any position, so no KV moves: the request's row is pointed at the nodes' slots.
-        """
+    def _keep_where_they_are(self, batch: ScheduleBatch, nodes: torch.Tensor) -> None:
+        """Keep the committed nodes' slots in path order and free all others: with page size 1 no KV moves."""
         kept = torch.zeros_like(batch.out_cache_loc, dtype=torch.bool)
         kept[nodes] = True
         batch.token_to_kv_pool_allocator.free(batch.out_cache_loc[~kept])
         batch.out_cache_loc = batch.out_cache_loc[nodes]
+
+    def _keep_in_front(self, batch: ScheduleBatch, commit_lens: torch.Tensor, page_size: int) -> None:
+        """Move the committed nodes' KV to the first slots of each request, and free the pages behind them.
+
+        The slots of a page that is partly used stay the request's: its next step writes on from there.
+        """
+        assert self.pool is not None
+        assert self.path is not None
+        slots = batch.out_cache_loc.view(-1, self.draft_token_num)
+        move_to_front(self.pool, slots, self.path, commit_lens)
+        places = torch.arange(self.draft_token_num, device=slots.device)
+        positions = batch.seq_lens.unsqueeze(1) + places
+        first_unused_page = -(-(batch.seq_lens + commit_lens) // page_size)
+        batch.token_to_kv_pool_allocator.free(slots[positions // page_size >= first_unused_page.unsqueeze(1)])
+        batch.out_cache_loc = slots[places < commit_lens.unsqueeze(1)]
+
+    def _advance(self, batch: ScheduleBatch, commit_lens: torch.Tensor, committed: list[int]) -> None:
+        """Map the committed slots, which `batch.out_cache_loc` holds now, and advance the batch's lengths."""
         for req, count in zip(batch.reqs, committed, strict=True):
             req.kv_committed_len += count
             req.kv_allocated_len = req.kv_committed_len

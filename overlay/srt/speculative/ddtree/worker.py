@@ -16,6 +16,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.ddtree.args import draft_view, verify_width
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
+from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.names import commit_recurrent_state
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.trace import is_tracing
@@ -55,6 +56,8 @@ class DDTreeWorker(DFlashWorker):
 
     def __init__(self, *, server_args: ServerArgs, target_worker: TpModelWorker, **kwargs: Any) -> None:
         check_model_runner(target_worker.model_runner)
+        page_size, pool = int(server_args.page_size), target_worker.model_runner.token_to_kv_pool
+        self._moving_pool = movable_pool(pool, page_size) if page_size > 1 else None
         limit_request_length(target_worker)
         super().__init__(server_args=draft_view(server_args), target_worker=target_worker, **kwargs)
         self.budget = int(server_args.speculative_ddtree_budget)
@@ -105,6 +108,7 @@ class DDTreeWorker(DFlashWorker):
             draft_token_num=tree.tokens.shape[1],
             tree=tree,
             targets=self._targets,
+            pool=self._moving_pool,
             traced=self.tp_rank == 0,
             exact=is_exact(tree, log_probs, chain_seed=self.chain_seed) if is_tracing() else None,
         )

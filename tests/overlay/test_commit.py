@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Commits against SGLang's real pools, allocators and radix cache: whose KV lies where after many steps.
+
+Nothing is decoded. The KV of a token is a digest of the whole text up to it, so what must lie at a position is known,
+and a slot that was moved wrongly, given away or shared holds something else.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sglang.srt.managers.schedule_batch import Req
+from sglang.srt.mem_cache.allocator import PagedTokenToKVPoolAllocator, TokenToKVPoolAllocator
+from sglang.srt.mem_cache.base_prefix_cache import EvictParams
+from sglang.srt.mem_cache.cache_init_params import CacheInitParams
+from sglang.srt.mem_cache.common import (
+    alloc_paged_token_slots_extend,
+    alloc_token_slots,
+    release_kv_cache,
+)
+from sglang.srt.mem_cache.memory_pool import (
+    HybridLinearKVPool,
+    MHATokenToKVPool,
+    MHATokenToKVPoolFP4,
+    ReqToTokenPool,
+)
+from sglang.srt.mem_cache.radix_cache import RadixCache
+from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.sampling.sampling_params import SamplingParams
+from sglang.srt.server_args import set_global_server_args_for_scheduler
+from sglang.srt.speculative.ddtree import kv_move
+from sglang.srt.speculative.ddtree.move_kernel import move_rows
+from sglang.srt.speculative.ddtree.tree import build_tree
+from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput
+
+
+SLOTS, LAYERS, HEADS, DIM, VOCABULARY = 1024, 2, 2, 8, 13
+STOP = 12
+
+
+def row(text: list[int], salt: int, dtype: torch.dtype) -> torch.Tensor:
+    """The KV of the last token of a text in one buffer, [HEADS, DIM], as the pool stores it."""
+    noise = np.random.default_rng(zlib.crc32(repr((text, salt)).encode())).integers(0, 128, HEADS * DIM, np.uint8)
+    return torch.from_numpy(noise).to(dtype).view(HEADS, DIM)
+
+
+class Engine:
+    """A scheduler's worth of bookkeeping around `DDTreeVerifyInput`: requests come, step, and leave."""
+
+    def __init__(self, page_size: int, dtype: torch.dtype, budget: int, seed: int, slots: int = SLOTS) -> None:
+        self.dice, self.budget, self.page_size = random.Random(seed), budget, page_size
+        self.generator = torch.Generator().manual_seed(seed)
+        arguments = {"page_size": page_size, "attention_backend": "triton", "strip_thinking_cache": False}
+        arguments["speculative_algorithm"] = "DDTREE"
+        set_global_server_args_for_scheduler(SimpleNamespace(**arguments))
+        shape = {"head_num": HEADS, "head_dim": DIM, "layer_num": LAYERS, "device": "cpu"}
+        options = {"enable_memory_saver": False, "enable_kv_cache_copy": False}
+        self.pool, self.draft_pool = (MHATokenToKVPool(slots, page_size, dtype, **shape, **options) for _ in range(2))
+        allocator = TokenToKVPoolAllocator if page_size == 1 else PagedTokenToKVPoolAllocator
+        paging = {} if page_size == 1 else {"page_size": page_size}
+        self.allocator = allocator(slots, **paging, dtype=dtype, device="cpu", kvcache=self.pool, need_sort=False)
+        self.rows = ReqToTokenPool(8, 512, "cpu", enable_memory_saver=False)
+        parameters = CacheInitParams(False, self.rows, self.allocator, page_size)
+        self.cache = RadixCache(parameters)
+        self.running: list[Req] = []
+        self.started = 0
+
+    def start(self, prompt: list[int], max_new_tokens: int, stop: int = STOP) -> Req:
+        """Prefill a request, with what the radix cache holds of it, and insert it there as the scheduler does."""
+        self.started += 1
+        sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=[stop], ignore_eos=False)
+        sampling.normalize(None)
+        req = Req(str(self.started), "", prompt, sampling, eos_token_ids=set(), vocab_size=VOCABULARY)
+        self.prefill(req)
+        self.running.append(req)
+        return req
+
+    def prefill(self, req: Req) -> None:
+        req.init_next_round_input(self.cache)
+        self.cache.inc_lock_ref(req.last_node)
+        req.cache_protected_len = len(req.prefix_indices)
+        hit, length = len(req.prefix_indices), len(req.fill_ids)
+        self.rows.alloc([req])
+        if self.page_size == 1:
+            slots = alloc_token_slots(self.cache, length - hit)
+        else:
+            before, after = torch.tensor([hit]), torch.tensor([length])
+            last = req.prefix_indices[-1:] if hit else torch.tensor([-1])
+            slots = alloc_paged_token_slots_extend(self.cache, before, before, after, after, last, length - hit)
+        self.rows.write((req.req_pool_idx, slice(0, hit)), req.prefix_indices.to(torch.int32))
+        self.rows.write((req.req_pool_idx, slice(hit, length)), slots.to(torch.int32))
+        for at, slot in zip(range(hit, length), slots.tolist(), strict=True):
+            for pool in (self.pool, self.draft_pool):
+                self.write(pool, slot, req.fill_ids[: at + 1])
+        req.kv_committed_len = req.kv_allocated_len = length
+        self.cache.cache_unfinished_req(req)
+        req.output_ids.append(self.dice.randrange(VOCABULARY - 1))  # prefill's own token; its KV is not computed
+
+    def write(self, pool: MHATokenToKVPool, slot: int, text: list[int]) -> None:
+        for salt, buffer in enumerate((*pool.k_buffer, *pool.v_buffer)):
+            buffer[slot] = row(text, salt, buffer.dtype)
+
+    def step(self) -> None:
+        """One verify step of all running requests; finished ones leave."""
+        assert self.running
+        lengths = torch.tensor([req.kv_committed_len for req in self.running])
+        batch: Any = SimpleNamespace(
+            reqs=self.running,
+            seq_lens=lengths.clone(),
+            seq_lens_cpu=lengths.clone(),
+            seq_lens_sum=int(lengths.sum()),
+            req_pool_indices=torch.tensor([req.req_pool_idx for req in self.running]),
+            req_to_token_pool=self.rows,
+            token_to_kv_pool_allocator=self.allocator,
+            tree_cache=self.cache,
+            forward_mode=ForwardMode.DECODE,
+            sampling_info=None,
+            model_config=SimpleNamespace(think_end_id=None),
+            device="cpu",
+            batch_size=lambda: len(self.running),
+        )
+        shape = (len(self.running), 5, 3)
+        tokens = torch.rand((*shape[:2], VOCABULARY), generator=self.generator).argsort(dim=-1)[..., :3]
+        scores = torch.rand(shape, generator=self.generator).log().sort(dim=-1, descending=True).values
+        roots = torch.tensor([req.output_ids[-1] for req in self.running])
+        tree = build_tree(roots, scores, tokens, self.budget)
+        targets = SimpleNamespace(choose=lambda logits, *_: logits)
+        verify = DDTreeVerifyInput(
+            draft_token=tree.tokens.reshape(-1),
+            positions=(lengths.unsqueeze(1) + tree.depths).reshape(-1),
+            draft_token_num=self.budget + 1,
+            tree=tree,
+            targets=targets,
+            pool=self.pool if self.page_size > 1 else None,
+        )
+        verify.prepare_for_verify(batch, self.page_size)
+        hidden = []
+        for slot, text in zip(batch.out_cache_loc.tolist(), self.texts(tree), strict=True):
+            self.write(self.pool, slot, text)
+            hidden.append(zlib.crc32(repr(text).encode()))
+        wishes = self.wishes(tree)
+        # The chooser is a stand-in: the "logits" are the target's tokens.
+        output = SimpleNamespace(next_token_logits=wishes, hidden_states=torch.tensor(hidden, dtype=torch.int64))
+        _, commit_lens, features, _ = verify.verify(batch=batch, logits_output=output, page_size=self.page_size)
+        self.append_drafts(commit_lens.tolist(), features.tolist())
+        for req in [req for req in self.running if req.finished()]:
+            self.leave(req, keep=True)
+
+    def texts(self, tree: Any) -> list[list[int]]:
+        """The whole text up to each node, request by request."""
+        texts = []
+        for at, req in enumerate(self.running):
+            before = (req.origin_input_ids + req.output_ids)[: req.kv_committed_len]
+            own: list[list[int]] = []
+            for token, parent in zip(tree.tokens[at].tolist(), tree.parents[at].tolist(), strict=True):
+                own.append([*(own[parent] if parent >= 0 else before), token])
+            texts += own
+        return texts
+
+    def wishes(self, tree: Any) -> torch.Tensor:
+        """What the target wants after each node: mostly one of the node's children, wherever it lies."""
+        wishes = torch.randint(0, VOCABULARY, tree.tokens.shape, generator=self.generator)
+        for at, parents in enumerate(tree.parents.tolist()):
+            for node, parent in enumerate(parents):
+                if parent >= 0 and self.dice.random() < 0.6:
+                    wishes[at, parent] = tree.tokens[at, node]
+        return wishes
+
+    def append_drafts(self, counts: list[int], features: list[int]) -> None:
+        """What DFLASH does next: the committed tokens' hidden states become the drafter's KV, through the row."""
+        features = list(reversed(features))
+        for req, count in zip(self.running, counts, strict=True):
+            text = req.origin_input_ids + req.output_ids
+            for at in range(req.kv_committed_len - count, req.kv_committed_len):
+                assert features.pop() == zlib.crc32(repr(text[: at + 1]).encode())
+                self.write(self.draft_pool, int(self.rows.req_to_token[req.req_pool_idx, at]), text[: at + 1])
+        assert not features
+
+    def leave(self, req: Req, keep: bool) -> None:
+        """Finish (`keep` for the radix cache), or retract and abort."""
+        release_kv_cache(req, self.cache, is_insert=keep)
+        self.running.remove(req)
+
+    def check(self) -> None:
+        """Every committed position of every request holds the KV of its text, in both pools."""
+        for req in self.running:
+            text = req.origin_input_ids + req.output_ids
+            slots = self.rows.req_to_token[req.req_pool_idx, : req.kv_committed_len].tolist()
+            assert len(set(slots)) == len(slots)
+            assert len(text) == req.kv_committed_len + 1
+            for at, slot in enumerate(slots):
+                assert slot % self.page_size == at % self.page_size
+                for pool in (self.pool, self.draft_pool):
+                    for salt, buffer in enumerate((*pool.k_buffer, *pool.v_buffer)):
+                        assert torch.equal(buffer[slot], row(text[: at + 1], salt, buffer.dtype)), (req.rid, at)
+
+
+def serve(engine: Engine, requests: int) -> None:
+    """Random traffic: shared prefixes, stops inside paths, retractions, aborts."""
+    dice = engine.dice
+    prompts: list[list[int]] = []
+    while engine.started < requests or engine.running:
+        while len(engine.running) < 5 and engine.started < requests:
+            base = dice.choice(prompts)[: dice.randrange(1, 60)] if prompts and dice.random() < 0.6 else []
+            prompt = base + [dice.randrange(VOCABULARY) for _ in range(dice.randrange(1, 40))]
+            engine.start(prompt, max_new_tokens=dice.randrange(1, 30))
+            prompts.append(prompt)
+        engine.step()
+        if dice.random() < 0.1 and engine.running:
+            engine.leave(dice.choice(engine.running), keep=dice.random() < 0.5)
+        prompts += [req.origin_input_ids + req.output_ids for req in engine.running[:1]]
+        if dice.random() < 0.2:
+            engine.check()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2], ids=["float32", "float8"])
+@pytest.mark.parametrize(("page_size", "budget"), [(1, 9), (4, 3), (16, 9), (16, 40), (64, 9)])
+def test_committed_kv_is_that_of_the_text_and_no_slot_is_lost(page_size: int, budget: int, dtype: torch.dtype) -> None:
+    """Sixty requests with shared prefixes, stops, aborts and retractions; the allocator ends where it began.
+
+    In SubSir's DDTREE accepted slots were re-pointed, and overwritten by the next step.
+    """
+    engine = Engine(page_size, dtype, budget, seed=budget * 100 + page_size)
+    idle = engine.allocator.available_size()
+    serve(engine, 60)
+    assert engine.rows.available_size() == engine.rows.size
+    assert engine.allocator.available_size() + engine.cache.evictable_size() == idle
+    engine.cache.evict(EvictParams(num_tokens=10**6))
+    assert engine.allocator.available_size() == idle
+
+
+def test_radix_hit_on_decoded_text_finds_its_kv() -> None:
+    """A second turn reads the KV that tree steps committed, in both pools."""
+    engine = Engine(16, torch.float32, 9, seed=3)
+    first = engine.start([1, 2, 3, 4, 5], max_new_tokens=60, stop=VOCABULARY)
+    while engine.running:
+        engine.step()
+    text = first.origin_input_ids + first.output_ids
+    second = engine.start([*text, 7, 7], max_new_tokens=9)
+    assert second.cache_protected_len == len(text) // 16 * 16 > 48
+    engine.check()
+
+
+def rows_after(move: Any, path: list[list[int]], counts: list[int], width: int) -> list[list[int]]:
+    """What lies in each request's slots after a move; before, slot i of request b holds 100 b + i."""
+    pool = MHATokenToKVPool(256, 16, torch.float32, 3, 40, 2, "cpu", enable_memory_saver=False, v_head_dim=8)
+    slots = torch.randperm(255, generator=torch.Generator().manual_seed(1))[: len(path) * width] + 1
+    slots = slots.view(-1, width)
+    values = torch.arange(width) + 100 * torch.arange(len(path)).unsqueeze(1)
+    for salt, buffer in enumerate((*pool.k_buffer, *pool.v_buffer)):
+        buffer[slots] = (values + 1000 * salt).float().unsqueeze(-1).unsqueeze(-1).expand(-1, -1, *buffer.shape[1:])
+    move(pool, slots, torch.tensor(path), torch.tensor(counts, dtype=torch.int32))
+    moved: list[list[list[int]]] = []
+    for salt, buffer in enumerate((*pool.k_buffer, *pool.v_buffer)):
+        rows = buffer[slots]
+        assert torch.equal(rows, rows[..., :1, :1].expand_as(rows))
+        values = (rows[..., 0, 0] - 1000 * salt).long()
+        moved.append(values.tolist())
+    assert all(values == moved[0] for values in moved)
+    return moved[0]
+
+
+def by_kernel(pool: MHATokenToKVPool, slots: torch.Tensor, path: torch.Tensor, counts: torch.Tensor) -> None:
+    move_rows(pool.data_ptrs, pool.data_strides, slots, path, counts, int(pool.data_strides.max()))
+
+
+@pytest.mark.parametrize("move", [kv_move.move_to_front, by_kernel], ids=["tensors", "kernel"])
+def test_a_moved_row_is_read_before_it_is_overwritten(move: Any) -> None:
+    """Path 0, 2, 3 overwrites row 2, which is the source of row 1: SGLang's own kernel may read it too late."""
+    path = [[0, 2, 3, 6, -1], [0, 1, 2, 3, 4], [0, 5, -1, -1, -1], [0, 1, 4, 5, 6]]
+    assert rows_after(move, path, [4, 5, 2, 3], width=7) == [
+        [0, 2, 3, 6, 4, 5, 6],
+        [100, 101, 102, 103, 104, 105, 106],
+        [200, 205, 202, 203, 204, 205, 206],
+        [300, 301, 304, 303, 304, 305, 306],  # a stop cut the path: nodes 5 and 6 stay where they are
+    ]
+
+
+def hybrid_pool(dtype: torch.dtype) -> HybridLinearKVPool:
+    """The pool of a model with recurrent layers: only every fourth layer has KV."""
+    options = {"head_num": 1, "head_dim": 8, "full_attention_layer_ids": [3, 7], "device": "cpu", "mamba_pool": None}
+    return HybridLinearKVPool(size=64, dtype=dtype, page_size=16, enable_kvcache_transpose=False, **options)
+
+
+def test_kv_of_a_hybrid_model_moves_although_sglang_cannot_move_it() -> None:
+    """SGLang builds these pools without its copy kernel; its own `move_kv_cache` is an error (sglang#27463)."""
+    pool = kv_move.movable_pool(hybrid_pool(torch.bfloat16), 16)
+    slots = torch.arange(16, 32).unsqueeze(0)
+    pool.k_buffer[1][slots] = torch.arange(16, dtype=torch.bfloat16).view(1, 16, 1, 1)
+    kv_move.move_to_front(pool, slots, torch.tensor([[0, 5, 6]]), torch.tensor([3]))
+    assert pool.k_buffer[1][slots[0, :4], 0, 0].tolist() == [0, 5, 6, 3]
+
+
+def test_pools_that_keep_kv_elsewhere_are_refused() -> None:
+    """Float4 keeps scales beside the values, and SGLang's own move leaves them behind (sglang#40734)."""
+    options = {"head_num": 1, "head_dim": 32, "layer_num": 1, "device": "cpu", "enable_memory_saver": False}
+    pool = MHATokenToKVPoolFP4(64, 16, torch.uint8, **options)
+    with pytest.raises(ValueError, match=r"it is 16\), and that is not proven for MHATokenToKVPoolFP4.*--page-size 1"):
+        kv_move.movable_pool(pool, 16)
