@@ -66,6 +66,11 @@ class Engines:
         self[name]
         return harness.read_lines(self.folder / name / "trace.jsonl")
 
+    def kv(self, name: str) -> list[dict[str, Any]]:
+        """The KV of each request that left the job's engine."""
+        self[name]
+        return harness.read_lines(self.folder / name / "kv.jsonl")
+
     def close(self) -> None:
         """Drop what has not started."""
         self._pool.shutdown(cancel_futures=True)

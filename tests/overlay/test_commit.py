@@ -36,12 +36,18 @@ from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import kv_move
 from sglang.srt.speculative.ddtree.move_kernel import move_rows
+from sglang.srt.speculative.ddtree.names import finish_if_due
 from sglang.srt.speculative.ddtree.tree import build_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput
 
 
 SLOTS, LAYERS, HEADS, DIM, VOCABULARY = 1024, 2, 2, 8, 13
 STOP = 12
+
+
+def text_of(req: Req) -> list[int]:
+    """Prompt and answer."""
+    return [*req.origin_input_ids, *req.output_ids]
 
 
 def row(text: list[int], salt: int, dtype: torch.dtype) -> torch.Tensor:
@@ -77,15 +83,22 @@ class Engine:
         sampling = SamplingParams(max_new_tokens=max_new_tokens, stop_token_ids=[stop], ignore_eos=False)
         sampling.normalize(None)
         req = Req(str(self.started), "", prompt, sampling, eos_token_ids=set(), vocab_size=VOCABULARY)
+        if not isinstance(req.output_ids, list):  # newer releases keep arrays
+            req.origin_input_ids = type(req.output_ids)(req.output_ids.typecode, prompt)
         self.prefill(req)
         self.running.append(req)
+        finish_if_due(req)
+        if req.finished():
+            self.leave(req, keep=True)
         return req
 
     def prefill(self, req: Req) -> None:
         req.init_next_round_input(self.cache)
         self.cache.inc_lock_ref(req.last_node)
         req.cache_protected_len = len(req.prefix_indices)
-        hit, length = len(req.prefix_indices), len(req.fill_ids)
+        text = text_of(req)
+        hit, length = len(req.prefix_indices), len(text)
+        req.fill_len = length  # what the scheduler sets in releases without `fill_ids`
         self.rows.alloc([req])
         if self.page_size == 1:
             slots = alloc_token_slots(self.cache, length - hit)
@@ -97,7 +110,7 @@ class Engine:
         self.rows.write((req.req_pool_idx, slice(hit, length)), slots.to(torch.int32))
         for at, slot in zip(range(hit, length), slots.tolist(), strict=True):
             for pool in (self.pool, self.draft_pool):
-                self.write(pool, slot, req.fill_ids[: at + 1])
+                self.write(pool, slot, text[: at + 1])
         req.kv_committed_len = req.kv_allocated_len = length
         self.cache.cache_unfinished_req(req)
         req.output_ids.append(self.dice.randrange(VOCABULARY - 1))  # prefill's own token; its KV is not computed
@@ -150,13 +163,15 @@ class Engine:
         _, commit_lens, features, _ = verify.verify(batch=batch, logits_output=output, page_size=self.page_size)
         self.append_drafts(commit_lens.tolist(), features.tolist())
         for req in [req for req in self.running if req.finished()]:
+            assert not set(req.output_ids[:-1]) & req.sampling_params.stop_token_ids
+            assert len(req.output_ids) <= req.sampling_params.max_new_tokens
             self.leave(req, keep=True)
 
     def texts(self, tree: Any) -> list[list[int]]:
         """The whole text up to each node, request by request."""
         texts = []
         for at, req in enumerate(self.running):
-            before = (req.origin_input_ids + req.output_ids)[: req.kv_committed_len]
+            before = text_of(req)[: req.kv_committed_len]
             own: list[list[int]] = []
             for token, parent in zip(tree.tokens[at].tolist(), tree.parents[at].tolist(), strict=True):
                 own.append([*(own[parent] if parent >= 0 else before), token])
@@ -176,7 +191,7 @@ class Engine:
         """What DFLASH does next: the committed tokens' hidden states become the drafter's KV, through the row."""
         features = list(reversed(features))
         for req, count in zip(self.running, counts, strict=True):
-            text = req.origin_input_ids + req.output_ids
+            text = text_of(req)
             for at in range(req.kv_committed_len - count, req.kv_committed_len):
                 assert features.pop() == zlib.crc32(repr(text[: at + 1]).encode())
                 self.write(self.draft_pool, int(self.rows.req_to_token[req.req_pool_idx, at]), text[: at + 1])
@@ -190,7 +205,7 @@ class Engine:
     def check(self) -> None:
         """Every committed position of every request holds the KV of its text, in both pools."""
         for req in self.running:
-            text = req.origin_input_ids + req.output_ids
+            text = text_of(req)
             slots = self.rows.req_to_token[req.req_pool_idx, : req.kv_committed_len].tolist()
             assert len(set(slots)) == len(slots)
             assert len(text) == req.kv_committed_len + 1
@@ -211,10 +226,11 @@ def serve(engine: Engine, requests: int) -> None:
             prompt = base + [dice.randrange(VOCABULARY) for _ in range(dice.randrange(1, 40))]
             engine.start(prompt, max_new_tokens=dice.randrange(1, 30))
             prompts.append(prompt)
-        engine.step()
+        if engine.running:
+            engine.step()
         if dice.random() < 0.1 and engine.running:
             engine.leave(dice.choice(engine.running), keep=dice.random() < 0.5)
-        prompts += [req.origin_input_ids + req.output_ids for req in engine.running[:1]]
+        prompts += [text_of(req) for req in engine.running[:1]]
         if dice.random() < 0.2:
             engine.check()
 
@@ -241,7 +257,7 @@ def test_radix_hit_on_decoded_text_finds_its_kv() -> None:
     first = engine.start([1, 2, 3, 4, 5], max_new_tokens=60, stop=VOCABULARY)
     while engine.running:
         engine.step()
-    text = first.origin_input_ids + first.output_ids
+    text = text_of(first)
     second = engine.start([*text, 7, 7], max_new_tokens=9)
     assert second.cache_protected_len == len(text) // 16 * 16 > 48
     engine.check()

@@ -4,7 +4,8 @@
 `DDTREE_TEST_KEEP_DTYPE`: SGLang casts a drafter's input embeddings with `.bfloat16()` whatever its dtype; a float32
 DFLASH needs them left alone (DDTREE sees to it itself). `DDTREE_TEST_CHAIN_TRACE`: a file that gets a JSON line per
 DFLASH verify step with the drafted chain of each request. `DDTREE_TEST_REFERENCE_KERNELS`: torch in place of a step's
-Triton kernels (see `reference_kernels`).
+Triton kernels (see `reference_kernels`). `DDTREE_TEST_KV_TRACE`: a file that gets a JSON line per request that leaves
+the engine, with its text and the KV of every committed token.
 """
 
 import importlib.abc
@@ -38,6 +39,23 @@ def _trace_chains(module, target):
         return plain(self, batch, page_size, **kwargs)
 
     module.DFlashVerifyInput.prepare_for_verify = prepare_for_verify
+
+
+def _trace_kv(module, target):
+    plain = module.release_kv_cache
+
+    def release_kv_cache(req, tree_cache, *args, **kwargs):
+        if req.req_pool_idx is not None:
+            slots = tree_cache.req_to_token_pool.req_to_token[req.req_pool_idx, : req.kv_committed_len].long()
+            pool = tree_cache.token_to_kv_pool_allocator.get_kvcache()
+            layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
+            kv = [buffer[slots].float().flatten(1) for layer in layers for buffer in pool.get_kv_buffer(layer)]
+            text = [*req.origin_input_ids, *req.output_ids][: req.kv_committed_len]
+            with open(target, "a") as out:
+                out.write(json.dumps({"rid": req.rid, "text": text, "kv": torch.cat(kv, dim=1).tolist()}) + "\n")
+        return plain(req, tree_cache, *args, **kwargs)
+
+    module.release_kv_cache = release_kv_cache
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -91,3 +109,7 @@ if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
         "speculative.spec_utils",
     ):
         sys.meta_path.insert(0, _AfterImport(f"sglang.srt.{_module}", _use_reference))
+
+if os.environ.get("DDTREE_TEST_KV_TRACE"):
+    kv_trace = os.environ["DDTREE_TEST_KV_TRACE"]
+    sys.meta_path.insert(0, _AfterImport("sglang.srt.mem_cache.common", lambda module: _trace_kv(module, kv_trace)))
