@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddtree_overlay.edits.base import Edit
+from ddtree_overlay.edits.dflash_info import DFLASH_INFO
 from ddtree_overlay.edits.dflash_model import DFLASH_MODEL
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED
@@ -51,6 +52,7 @@ _FIRST = (
     TOKENIZER_MANAGER,
     MODEL_RUNNER,
     DFLASH_MODEL,
+    DFLASH_INFO,
 )
 _FIRST_13 = (
     SPEC_INFO,
@@ -62,6 +64,7 @@ _FIRST_13 = (
     SCHEDULE_BATCH,
     TOKENIZER_MANAGER,
     MODEL_RUNNER,
+    DFLASH_INFO,
 )
 
 RELEASES = (

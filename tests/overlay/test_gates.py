@@ -9,7 +9,7 @@ import pytest
 import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import gates
-from sglang.srt.speculative.ddtree.args import extra_draft_columns
+from sglang.srt.speculative.ddtree.args import extra_draft_columns, hybrid_risk
 
 
 def server_args(**changed: object) -> SimpleNamespace:
@@ -20,6 +20,12 @@ def server_args(**changed: object) -> SimpleNamespace:
         "speculative_dflash_block_size": 16,
         "speculative_ddtree_allow_hybrid_unsafe": False,
         "page_size": 1,
+        "max_running_requests": 48,
+        "max_mamba_cache_size": None,
+        "linear_attn_backend": "triton",
+        "linear_attn_decode_backend": None,
+        "linear_attn_prefill_backend": None,
+        "mamba_scheduler_strategy": "no_buffer",
         "get_model_config": lambda: SimpleNamespace(vocab_size=151_936),
     }
     return SimpleNamespace(**(base | changed))
@@ -32,6 +38,7 @@ def runner(**changed: object) -> SimpleNamespace:
         "sliding_window_size": None,
         "mambaish_config": None,
         "model": object(),
+        "model_config": SimpleNamespace(hf_config=object()),
     }
     return SimpleNamespace(**(base | changed))
 
@@ -72,6 +79,31 @@ def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, ob
     """Sliding windows and recurrent layers end the start."""
     with pytest.raises(ValueError, match=said):
         gates.check_model_runner(runner(**changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "config", "said"),
+    [
+        ({}, SimpleNamespace(mamba_chunk_size=4), "not GDN"),
+        ({"linear_attn_decode_backend": "flashinfer"}, SimpleNamespace(linear_key_head_dim=4), "flashinfer and triton"),
+        ({"mamba_scheduler_strategy": "extra_buffer"}, SimpleNamespace(linear_key_head_dim=4), "extra_buffer"),
+        ({}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "whole engine"),
+    ],
+)
+def test_risk_of_a_hybrid_model_is_named(changed: dict[str, object], config: object, said: str) -> None:
+    """Which layers, which kernels, which cache: the refusal says what is not proven (sglang#36548)."""
+    assert said in hybrid_risk(server_args(**changed), config)
+
+
+def test_recurrent_states_beyond_the_memory_are_refused_with_a_budget_that_fits() -> None:
+    """48 requests x 65 nodes x 1 MiB are 3 GiB (sglang#34096)."""
+    gates.check_recurrent_memory(server_args(), 2**20, 3.1)
+    gates.check_recurrent_memory(server_args(max_mamba_cache_size=1), 2**20, 0.5)
+    gates.check_recurrent_memory(server_args(speculative_algorithm="DFLASH"), 2**20, 0.0)
+    with pytest.raises(ValueError, match=r"65 nodes of 48 requests need 3\.0 GiB.*at most (\d+) fits") as refused:
+        gates.check_recurrent_memory(server_args(), 2**20, 1.0)
+    fits = int(str(refused.value).split("at most ")[1].split()[0])
+    gates.check_recurrent_memory(server_args(speculative_ddtree_budget=fits), 2**20, 1.0)
 
 
 def graph_error(budget: int, max_bs: int = 48) -> str:

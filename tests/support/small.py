@@ -85,6 +85,17 @@ class DFlashWorker:
     def _greedy_sample_from_vocab_parallel_head(self, *, hidden_states, lm_head):
         return hidden_states
 """,
+    "srt/speculative/dflash_info.py": """\
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class DFlashVerifyInput:
+    draft_token_num: int
+    num_tokens_per_batch: int = -1
+""",
     "srt/layers/attention/triton_backend.py": """\
 import torch
 
@@ -101,8 +112,15 @@ class TritonAttnBackend:
 """,
     "srt/model_executor/model_runner_kv_cache_mixin.py": """\
 class ModelRunnerKVCacheMixin:
-    def __init__(self, server_args):
+    def __init__(self, server_args, config):
         self.server_args = server_args
+        self.config = config
+
+    def handle_max_mamba_cache(self, total_rest_memory):
+        config = self.config
+        server_args = self.server_args
+        assert config is not None
+        return total_rest_memory - server_args.mamba
 
     def _init_pools(self):
         extra_max_context_len = 4
@@ -206,6 +224,10 @@ def prepare_graph_buffers(backend, max_bs, max_num_tokens, kv_indices):
 
 def grow_graph_mask(backend, max_num_tokens):
     return backend.cuda_graph_custom_mask
+
+
+def check_recurrent_memory(server_args, state_bytes, free_gib):
+    return None
 """,
     "srt/speculative/ddtree/draft_model.py": """\
 def draft_rope(config, theta, scaling):

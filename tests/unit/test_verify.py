@@ -69,7 +69,7 @@ def test_sound_tree_has_no_errors_and_says_what_was_checked():
 
     assert {f.severity for f in findings} == {"info"}
     assert {f.check for f in findings} == {"syntax", "hooks", "imports", "calls", "sites"}
-    assert any("18 insertions in 9 files" in f.message for f in findings)
+    assert any("20 insertions in 10 files" in f.message for f in findings)
     assert not any(f.message.startswith("0 ") for f in findings)
 
 
@@ -366,13 +366,18 @@ def test_renames_in_the_published_wheel_are_found(published):
     """The real overlay depends on real names, and says so when they go."""
     manifest, base = published
     patched = build(base, "0.5.11")
-    path = "srt/speculative/dflash_info.py"
-    changed = {**base, path: base[path].replace(b"class DFlashVerifyInput", b"class DFlashCheckInput")}
+    changed = dict(base)
+    for path, old, new in (
+        ("srt/speculative/spec_utils.py", b"def assign_req_to_token_pool_func", b"def assign_rows_func"),
+        ("srt/speculative/dflash_utils.py", b"resolve_dflash_verify_mask_policy", b"resolve_dflash_mask_policy"),
+    ):
+        assert old in changed[path]
+        changed[path] = changed[path].replace(old, new)
 
     found = [f for f in verify_bundle(manifest, changed, patched) if f.severity == "error"]
 
     assert {"imports", "sites"} <= {f.check for f in found}
-    assert any("DFlashVerifyInput" in f.message for f in found if f.check == "imports")
+    assert any("assign_req_to_token_pool_func" in f.message for f in found if f.check == "imports")
 
 
 def test_bundle_of_an_unknown_release_is_refused(published):

@@ -5,6 +5,7 @@
     gates         what DDTREE refuses once the model is loaded, and the graph buffers its width needs
     draft_head    draft hidden states -> top-k log-probabilities per draft position
     tree          log-probabilities -> best-first trees of fixed shape
+    topology      trees as the kernels of recurrent layers read them
     tree_kernel   the same trees in one kernel launch, on a GPU
     accept        trees and target tokens -> accepted paths
     targets       verify logits -> one target token per node, greedy or sampled

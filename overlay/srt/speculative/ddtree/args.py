@@ -88,8 +88,8 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
         "--speculative-ddtree-allow-hybrid-unsafe",
         action="store_true",
         default=ServerArgs.speculative_ddtree_allow_hybrid_unsafe,
-        help="DDTREE only. Serve a model with recurrent (Mamba, GDN) layers although these read the tree's nodes as "
-        "one sequence: the output then differs from the model's own.",
+        help="DDTREE only. Serve a model with recurrent (Mamba, GDN) layers. They keep a state per tree node, which is "
+        "proven kernel by kernel for GDN with Triton and for nothing else: the output may differ from the model's own.",
     )
     # No flag: `report_overlay` sets the field. `ServerArgs.from_cli_args` reads it here all the same.
     parser.set_defaults(speculative_ddtree_overlay_id=None)
@@ -166,6 +166,7 @@ def draft_view(server_args: ServerArgs) -> ServerArgs:
     """A copy of `server_args` in which every width is the draft block: what the draft worker is built from."""
     view = copy.deepcopy(server_args)
     view.speculative_num_draft_tokens = server_args.speculative_dflash_block_size
+    view.speculative_eagle_topk = 1
     vars(view).pop("max_speculative_num_draft_tokens", None)  # newer releases cache the largest width
     return view
 
@@ -195,21 +196,39 @@ def is_hybrid_config(config: object) -> bool:
     return any(hasattr(type(part), "mamba2_cache_params") for part in parts)
 
 
-def check_hybrid(server_args: ServerArgs, model_name: str) -> None:
-    """Refuse a hybrid model unless the user accepted that its output will differ.
+def hybrid_risk(server_args: ServerArgs, config: object) -> str:
+    """What may make a hybrid model's output differ from its own under DDTREE.
+
+    Args:
+        config: The model's Hugging Face config.
+    """
+    parts = (config, getattr(config, "text_config", None), getattr(config, "llm_config", None))
+    if not any(hasattr(part, "linear_key_head_dim") for part in parts):
+        return "its recurrent layers are not GDN, and of other kernels it is not shown that they keep a state per node"
+    base = server_args.linear_attn_backend
+    kernels = {server_args.linear_attn_decode_backend or base, server_args.linear_attn_prefill_backend or base}
+    if kernels != {"triton"}:
+        return f"of the linear attention backend {' and '.join(sorted(kernels))} only triton's kernels read a tree"
+    if server_args.mamba_scheduler_strategy not in ("auto", "no_buffer"):
+        return (
+            f"--mamba-scheduler-strategy {server_args.mamba_scheduler_strategy} keeps states that a tree step crosses"
+        )
+    return "GDN kernels are shown to keep a state per node one by one, but not yet in a whole engine"
+
+
+def check_hybrid(server_args: ServerArgs, model_name: str, config: object) -> None:
+    """Refuse a hybrid model unless the user accepted that its output may differ.
 
     Raises:
         ValueError: The unsafe flag is not set.
     """
+    risk = hybrid_risk(server_args, config)
     if not server_args.speculative_ddtree_allow_hybrid_unsafe:
         raise ValueError(
-            f"DDTREE does not serve {model_name} losslessly: its recurrent (Mamba/GDN) layers would read the nodes of "
-            "a tree as one sequence. Use --speculative-algorithm DFLASH, or accept a different output with "
-            "--speculative-ddtree-allow-hybrid-unsafe."
+            f"DDTREE is not proven to serve {model_name} losslessly: {risk}. Use --speculative-algorithm DFLASH, or "
+            "accept that the output may differ with --speculative-ddtree-allow-hybrid-unsafe."
         )
-    logger.warning(
-        "DDTREE: %s has recurrent layers; the output is NOT that of the model (unsafe flag set).", model_name
-    )
+    logger.warning("DDTREE: the output of %s may differ from its own (unsafe flag set): %s.", model_name, risk)
 
 
 def _check_own_fields(server_args: ServerArgs) -> None:
@@ -256,7 +275,10 @@ def _check_model(server_args: ServerArgs) -> None:
         )
     model_config = server_args.get_model_config()
     if is_hybrid_config(model_config.hf_config):
-        check_hybrid(server_args, (model_config.hf_config.architectures or ["this model"])[0])
+        name = (model_config.hf_config.architectures or ["this model"])[0]
+        check_hybrid(server_args, name, model_config.hf_config)
+        # What SGLang's recurrent layers ask before they read a verify input as a tree.
+        server_args.speculative_eagle_topk = 2
 
 
 def _check_capacity(server_args: ServerArgs) -> None:

@@ -30,7 +30,34 @@ def check_model_runner(model_runner: Any) -> None:
             "measured from a node's slot instead of its position. Use --speculative-algorithm DFLASH."
         )
     if model_runner.mambaish_config is not None:
-        check_hybrid(server_args, type(model_runner.model).__name__)
+        check_hybrid(server_args, type(model_runner.model).__name__, model_runner.model_config.hf_config)
+
+
+def check_recurrent_memory(server_args: Any, state_bytes: int, free_gib: float) -> None:
+    """Refuse a budget whose recurrent states leave no memory for anything else.
+
+    Recurrent layers keep one state per node of every request, whether it is accepted or not.
+
+    Args:
+        state_bytes: One request's state in all layers.
+        free_gib: What SGLang has left for states and KV together.
+
+    Raises:
+        ValueError: The states of all nodes do not fit; the text names the largest budget that does.
+    """
+    if server_args.speculative_algorithm != DDTREE:
+        return
+    requests, width = int(server_args.max_running_requests), verify_width(server_args)
+    if server_args.max_mamba_cache_size is not None:
+        requests = min(requests, int(server_args.max_mamba_cache_size))
+    needed = state_bytes * requests * width / 2**30
+    if needed >= free_gib:
+        fits = max(0, int(free_gib * 2**30 / (state_bytes * requests)) - 1)
+        raise ValueError(
+            f"DDTREE: the recurrent states of {width} nodes of {requests} requests need {needed:.1f} GiB, "
+            f"{free_gib:.1f} GiB are left. Lower --speculative-ddtree-budget (at most {fits} fits) or "
+            "--max-running-requests."
+        )
 
 
 def limit_request_length(target_worker: Any) -> None:

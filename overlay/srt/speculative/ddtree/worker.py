@@ -19,6 +19,7 @@ from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_reques
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.names import commit_recurrent_state
 from sglang.srt.speculative.ddtree.targets import TargetChooser
+from sglang.srt.speculative.ddtree.topology import tree_links
 from sglang.srt.speculative.ddtree.trace import is_tracing
 from sglang.srt.speculative.ddtree.tree import build_tree, is_exact
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
@@ -58,6 +59,7 @@ class DDTreeWorker(DFlashWorker):
         check_model_runner(target_worker.model_runner)
         page_size, pool = int(server_args.page_size), target_worker.model_runner.token_to_kv_pool
         self._moving_pool = movable_pool(pool, page_size) if page_size > 1 else None
+        self._is_recurrent = target_worker.model_runner.mambaish_config is not None
         limit_request_length(target_worker)
         super().__init__(server_args=draft_view(server_args), target_worker=target_worker, **kwargs)
         self.budget = int(server_args.speculative_ddtree_budget)
@@ -102,6 +104,9 @@ class DDTreeWorker(DFlashWorker):
         log_probs, token_ids = log_probs.view(shape), token_ids.view(shape)
         tree = build_tree(block_ids[:, 0], log_probs, token_ids, self.budget, chain_seed=self.chain_seed)
 
+        # Recurrent layers read the tree's shape from every verify input; never a chain now and a tree then, since a
+        # CUDA graph is captured for one of them.
+        first_child, next_sibling = tree_links(tree.parents) if self._is_recurrent else (None, None)
         verify_input = DDTreeVerifyInput(
             draft_token=tree.tokens.reshape(-1),
             positions=(batch.seq_lens.unsqueeze(1) + tree.depths).reshape(-1),
@@ -109,6 +114,8 @@ class DDTreeWorker(DFlashWorker):
             tree=tree,
             targets=self._targets,
             pool=self._moving_pool,
+            retrieve_next_token=first_child,
+            retrieve_next_sibling=next_sibling,
             traced=self.tp_rank == 0,
             exact=is_exact(tree, log_probs, chain_seed=self.chain_seed) if is_tracing() else None,
         )
