@@ -47,8 +47,8 @@ def extend_attention_fwd(
             allowed = torch.ones(count, prefix + count, dtype=torch.bool)
             if is_causal:
                 allowed = allowed.tril(diagonal=prefix)
-        keys = torch.cat([k_buffer[slots], k_extend[first:last]])
-        values = torch.cat([v_buffer[slots], v_extend[first:last]])
+        keys = torch.cat([k_buffer[slots].to(k_extend.dtype), k_extend[first:last]])
+        values = torch.cat([v_buffer[slots].to(v_extend.dtype), v_extend[first:last]])
         o_extend[first:last] = _attend(q_extend[first:last], keys, values, allowed, sm_scale)
 
 

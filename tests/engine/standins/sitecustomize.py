@@ -42,6 +42,8 @@ def _trace_chains(module, target):
 
 
 def _trace_kv(module, target):
+    import torch
+
     plain = module.release_kv_cache
 
     def release_kv_cache(req, tree_cache, *args, **kwargs):
