@@ -76,7 +76,9 @@ def decode_attention_fwd(
     for b in range(q.shape[0]):
         slots = kv_indices[bounds[b] : bounds[b + 1]]
         allowed = torch.ones(1, len(slots), dtype=torch.bool)
-        o[b : b + 1] = _attend(q[b : b + 1], k_buffer[slots], v_buffer[slots], allowed, sm_scale)
+        o[b : b + 1] = _attend(
+            q[b : b + 1], k_buffer[slots].to(q.dtype), v_buffer[slots].to(q.dtype), allowed, sm_scale
+        )
 
 
 def _attend(queries, keys, values, allowed, scale):
