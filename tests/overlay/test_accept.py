@@ -201,6 +201,16 @@ def test_greedy_and_sampled_requests_mix(chooser: TargetChooser) -> None:
     assert not torch.equal(targets[1], greedy[1])
 
 
+def test_temperature_is_each_requests_own(chooser: TargetChooser) -> None:
+    """At a temperature of 0.01 a gap of one logit decides; at 1 a third of the samples go to the other token."""
+    torch.manual_seed(0)
+    logits = torch.tensor([1.0, 0.0]).repeat(2 * 500, 1)
+    info = sampling(2, temperatures=torch.tensor([[0.01], [1.0]]))
+    others = chooser.choose(logits, info, torch.zeros(1000, dtype=torch.int64), 500).sum(dim=1).tolist()
+    assert others[0] == 0
+    assert 80 < others[1] < 190
+
+
 def test_seeded_sampling_depends_on_position_alone(chooser: TargetChooser) -> None:
     """Same seed, position and logits give the same token in any node, so a seeded text is that of plain decoding."""
     logits = torch.randn(1, 64).expand(6, 64)

@@ -153,8 +153,8 @@ class Engine:
             pool=self.pool if self.page_size > 1 else None,
         )
         verify.prepare_for_verify(batch, self.page_size)
-        hidden = []
-        for slot, text in zip(batch.out_cache_loc.tolist(), self.texts(tree), strict=True):
+        hidden, texts = [], self.texts(tree)
+        for slot, text in zip(batch.out_cache_loc.tolist(), texts, strict=True):
             self.write(self.pool, slot, text)
             hidden.append(zlib.crc32(repr(text).encode()))
         wishes = self.wishes(tree)
@@ -162,6 +162,9 @@ class Engine:
         output = SimpleNamespace(next_token_logits=wishes, hidden_states=torch.tensor(hidden, dtype=torch.int64))
         _, commit_lens, features, _ = verify.verify(batch=batch, logits_output=output, page_size=self.page_size)
         self.append_drafts(commit_lens.tolist(), features.tolist())
+        assert verify.last_nodes is not None  # whose recurrent state is kept: the last committed token's
+        for at, (req, node) in enumerate(zip(self.running, verify.last_nodes.tolist(), strict=True)):
+            assert texts[at * (self.budget + 1) + node] == text_of(req)[: req.kv_committed_len]
         for req in [req for req in self.running if req.finished()]:
             assert not set(req.output_ids[:-1]) & req.sampling_params.stop_token_ids
             assert len(req.output_ids) <= req.sampling_params.max_new_tokens
