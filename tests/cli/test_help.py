@@ -4,9 +4,9 @@
 from __future__ import annotations
 
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -31,12 +31,13 @@ def test_import_of_the_command_line_loads_nothing_heavy():
 
 
 def test_help_takes_less_than_a_third_of_a_second():
-    """`--help` stays under 0.3 s; the best of five runs counts, because the machine may be busy."""
+    """`--help` takes less than 0.3 s of a processor; the best of five runs counts, because the machine may be busy."""
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run([sys.executable, "-m", "ddtree_overlay", "--help"], check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 
     assert min(times) < 0.3, times
 

@@ -175,7 +175,8 @@ def test_a_stalled_jump_host_does_not_hang_us(sshd, sglang, tmp_path):
         with open_transport(host) as transport:
             plan = deploy.plan_push(transport, bundle, files)
             start = time.monotonic()
-            with pytest.raises(ConnectionFailedError, match="no sign of life"):
+            # Which of the two connections is found dead first is a matter of chance.
+            with pytest.raises(ConnectionFailedError, match=r"no sign of life|no answer"):
                 deploy.push(transport, plan, files, operator="x")
         assert time.monotonic() - start < 8
 

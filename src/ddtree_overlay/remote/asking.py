@@ -109,7 +109,8 @@ def get(url: str, path: str, key: str, seconds: float) -> tuple[int | None, byte
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "", parts.port, timeout=seconds)
     # A timeout of the socket counts from the last byte; a server that drips would never be done.
-    end = threading.Timer(seconds, _cut, (connection,))
+    cut = threading.Event()
+    end = threading.Timer(seconds, _cut, (connection, cut))
     end.daemon = True
     end.start()
     try:
@@ -121,7 +122,7 @@ def get(url: str, path: str, key: str, seconds: float) -> tuple[int | None, byte
             raise ConnectionResetError("the answer was cut short")
         return response.status, body
     except (OSError, http.client.HTTPException, ValueError) as e:
-        if not end.is_alive():
+        if cut.is_set():
             return None, f"no answer within {seconds:.0f} s".encode()
         if isinstance(e, _HOPELESS) and not isinstance(e, _PASSING):
             return _WRONG_DOOR, f"{parts.netloc}: {_reason(e)}".encode()
@@ -131,7 +132,9 @@ def get(url: str, path: str, key: str, seconds: float) -> tuple[int | None, byte
         connection.close()
 
 
-def _cut(connection: http.client.HTTPConnection) -> None:
+def _cut(connection: http.client.HTTPConnection, cut: threading.Event) -> None:
+    # Before the socket ends: whoever reads from it must know why.
+    cut.set()
     with contextlib.suppress(OSError, AttributeError):
         connection.sock.shutdown(socket.SHUT_RDWR)
 
