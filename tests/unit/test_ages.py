@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddtree_overlay.remote.ages import now, outdated
+from ddtree_overlay.remote.ages import now, outdated, start_of
 
 
 AT = {"boot": "this", "up": 1000.0}
@@ -53,6 +53,15 @@ def test_a_clock_that_was_set_does_not_hide_an_old_process():
     assert outdated([pushed], WALL - 500, AT, WALL)
     assert not outdated([pushed], WALL - 50, AT, WALL)
     assert not outdated([pushed], WALL - 500, {"boot": "another", "up": 1000.0}, WALL)
+
+
+def test_a_process_that_started_right_after_a_push_is_not_taken_for_older():
+    """The start of the machine is told in whole seconds, up to one too few; the start of a process to 10 ms."""
+    pushed = event("push", "d-0001", WALL - 10, boot="this", up=990.0)
+    after, before = ({"up": up, "started": WALL - 1000.9 + up} for up in (990.05, 989.95))
+    assert not outdated([pushed], start_of(after, AT, WALL), AT, WALL)
+    assert outdated([pushed], start_of(before, AT, WALL), AT, WALL)
+    assert start_of(after, {}, WALL) == after["started"]
 
 
 def test_this_moment_is_told_by_a_clock_that_nobody_sets():

@@ -28,12 +28,21 @@ def now() -> dict[str, Any]:
         return {}
 
 
+def start_of(process: dict[str, Any], at: dict[str, Any], wall: float) -> float:
+    """When a process of `processes.running` started, in seconds since 1970, worked out as the moments of the history.
+
+    The kernel tells the start of the machine in whole seconds only: by that a server that was started right after a
+    push seems to be older than it.
+    """
+    return wall - (float(at["up"]) - float(process["up"])) if at else float(process["started"])
+
+
 def outdated(events: list[dict[str, Any]], started: float, at: dict[str, Any], wall: float) -> bool:
-    """Whether a process that started at `started` (seconds since 1970) has other code than the files that are there.
+    """Whether a process that started at `started` (as `start_of`) has other code than the files that are there.
 
     Args:
         events: The history.
-        started: Worked out from the two clocks as they are now.
+        started: Seconds since 1970.
         at: `now()`.
         wall: Seconds since 1970, at the same moment.
     """

@@ -42,7 +42,7 @@ def _aged(store: Store) -> Iterator[tuple[dict[str, Any], bool]]:
     found, at, wall = running(), ages.now(), time.time()
     events = store.events() if found else []
     for process in found:
-        yield process, ages.outdated(events, process["started"], at, wall)
+        yield process, ages.outdated(events, ages.start_of(process, at, wall), at, wall)
 
 
 def _seen(site: Site, store: Store) -> Seen:
