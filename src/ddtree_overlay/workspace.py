@@ -204,11 +204,16 @@ def _write(path: Path, data: bytes) -> None:
         if path.read_bytes() == data:
             return
     path.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(path, data)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write `path` whole or not at all, readable for others; its folder is there."""
     fd, temp = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(fd, "wb") as out:
             out.write(data)
-        # mkstemp gives 0600; these files belong to the project like any other.
+        # mkstemp gives 0600.
         os.chmod(temp, 0o644)
         os.replace(temp, path)
     except BaseException:

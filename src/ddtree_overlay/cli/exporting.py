@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
@@ -20,6 +19,7 @@ from ddtree_overlay.cli.selecting import Fleet, Target
 from ddtree_overlay.errors import OverlayError, UsageError
 from ddtree_overlay.manifest import sha256
 from ddtree_overlay.reports import counted, listed, row
+from ddtree_overlay.workspace import replace_file
 
 
 if TYPE_CHECKING:
@@ -177,17 +177,7 @@ def _write_tar(place: Path, data: bytes) -> bool:
             return False
         if not is_tar(before):
             raise _occupied(place, "it is not a tar file that export wrote")
-    fd, temp = tempfile.mkstemp(prefix=f".{place.name}.", suffix=".tmp", dir=place.parent)
-    try:
-        with os.fdopen(fd, "wb") as out:
-            out.write(data)
-        # mkstemp gives 0600; this is for others to read.
-        os.chmod(temp, 0o644)
-        os.replace(temp, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temp)
-        raise
+    replace_file(place, data)
     return True
 
 
