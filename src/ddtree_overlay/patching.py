@@ -16,7 +16,7 @@ from ddtree_overlay.edits.base import Edit, Insertion
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.manifest import OVERLAY_ID_PATH, Bundle, Change, overlay_id_module, sha256
 from ddtree_overlay.modules import imports, paths_of
-from ddtree_overlay.releases import RELEASES, Release, release
+from ddtree_overlay.releases import KNOWN, RELEASES, Release, release
 
 
 SUPPORTED_RELEASES = tuple(row.version for row in RELEASES)
@@ -48,21 +48,24 @@ class Patched:
 def load_overlay(version: str | None = None) -> dict[str, bytes]:
     """The overlay's new modules for one release, by the package-relative path they land at.
 
-    A release has the modules of its variant beside those that every release has. Variants import nothing from SGLang
-    at run time, so a snapshot may ask for the paths of any of them.
-
     Args:
         version: A supported SGLang; default: the newest.
 
     Raises:
         OverlayError: This installation holds none, or the version is not supported.
     """
-    variant = (RELEASES[-1] if version is None else release(version)).variant
+    return modules_of(RELEASES[-1] if version is None else release(version))
+
+
+def modules_of(row: Release) -> dict[str, bytes]:
+    """As `load_overlay`, for one row of the release table: what every release has, and the row's variants over it."""
     here = Path(__file__).resolve().parent
     for root in (here / "_overlay", here.parents[1] / "overlay"):
-        files = [*_modules(root / "srt", root), *_modules(root / "variants" / variant, root / "variants" / variant)]
+        files = dict(_modules(root / "srt", root))
+        for variant in row.variants:
+            files.update(_modules(root / "variants" / variant, root / "variants" / variant))
         if files:
-            return dict(sorted(files))
+            return dict(sorted(files.items()))
     raise OverlayError("the overlay's modules are missing", next_step="install ddtree-overlay again")
 
 
@@ -72,13 +75,25 @@ def _modules(folder: Path, root: Path) -> Iterator[tuple[str, bytes]]:
             yield path.relative_to(root).as_posix(), path.read_bytes()
 
 
-def wanted_paths(overlay: Mapping[str, bytes]) -> frozenset[str]:
-    """Every path a snapshot must hold if it exists: edited files, imported modules, and where new modules will land."""
-    wanted = {*overlay, OVERLAY_ID_PATH}
-    code = list(overlay.items())
-    for edit in (edit for row in RELEASES for edit in row.edits):
+def every_module() -> dict[str, bytes]:
+    """The modules of every release by path; of a module that releases have variants of, any of them."""
+    modules: dict[str, bytes] = {}
+    for row in KNOWN:
+        modules |= modules_of(row)
+    return modules
+
+
+def wanted_paths(overlay: Mapping[str, bytes] | None = None) -> frozenset[str]:
+    """Every path a snapshot must hold if it exists: edited files, imported modules, and where new modules will land.
+
+    Args:
+        overlay: The new modules; default: those of every release, for a snapshot is taken before its release is known.
+    """
+    code = set(overlay.items()) if overlay is not None else {item for row in KNOWN for item in modules_of(row).items()}
+    wanted = {OVERLAY_ID_PATH, *(path for path, _ in code)}
+    for edit in (edit for row in KNOWN for edit in row.edits):
         wanted.add(edit.path)
-        code += [(edit.path, insertion.code.encode()) for insertion in edit.insertions]
+        code |= {(edit.path, insertion.code.encode()) for insertion in edit.insertions}
     for path, source in code:
         for taken in imports(ast.parse(source), path):
             wanted.update(paths_of(taken.module))
@@ -135,8 +150,8 @@ def check_pristine(base: Mapping[str, bytes], *, overlay: Mapping[str, bytes] | 
     Raises:
         AlreadyPatchedError: A file is the overlay's, or was edited by it.
     """
-    _refuse_present(base, load_overlay() if overlay is None else overlay)
-    for edit in (edit for row in RELEASES for edit in row.edits):
+    _refuse_present(base, every_module() if overlay is None else overlay)
+    for edit in dict.fromkeys(edit for row in KNOWN for edit in row.edits):
         if edit.path in base:
             _refuse_edited(edit, base[edit.path])
 

@@ -9,12 +9,14 @@ from ddtree_overlay.edits.base import Edit
 from ddtree_overlay.edits.dflash_info import DFLASH_INFO
 from ddtree_overlay.edits.dflash_model import DFLASH_MODEL
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
+from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED
-from ddtree_overlay.edits.model_runner import MODEL_RUNNER
+from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND
 from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
-from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_WITHOUT_HANDLING
-from ddtree_overlay.edits.spec_info import SPEC_INFO
-from ddtree_overlay.edits.speculative_hook import SPECULATIVE_HOOK
+from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_SECOND, SERVER_ARGS_WITHOUT_HANDLING
+from ddtree_overlay.edits.spec_info import SPEC_INFO, SPEC_INFO_SECOND
+from ddtree_overlay.edits.spec_utils import SPEC_UTILS
+from ddtree_overlay.edits.speculative_hook import SPECULATIVE_HOOK, SPECULATIVE_HOOK_SECOND
 from ddtree_overlay.edits.tokenizer_manager import TOKENIZER_MANAGER
 from ddtree_overlay.edits.triton_backend import TRITON_BACKEND
 from ddtree_overlay.errors import OverlayError
@@ -28,13 +30,14 @@ class Release:
         version: As pip spells it.
         edits: In the order of the review patches.
         sites: Name of the table in `sites/` that classifies every DFLASH site of the release.
-        variant: Folder below `overlay/variants/` with the modules that know this release's own names.
+        variants: Folders below `overlay/variants/` with the modules that not every release has; of two modules at one
+            path, that of the later folder counts. The worker's generation comes first, this release's own names last.
     """
 
     version: str
     edits: tuple[Edit, ...]
     sites: str
-    variant: str
+    variants: tuple[str, ...]
 
     def edit(self, path: str) -> Edit | None:
         """The edit of the file at `path`, or None."""
@@ -67,12 +70,33 @@ _FIRST_13 = (
     DFLASH_INFO,
 )
 
-RELEASES = (
-    Release("0.5.11", _FIRST, sites="0.5.11", variant="0.5.11"),
-    Release("0.5.12", _FIRST, sites="0.5.12", variant="0.5.12"),
-    Release("0.5.12.post1", _FIRST, sites="0.5.12", variant="0.5.12"),
-    Release("0.5.13", _FIRST_13, sites="0.5.13", variant="0.5.13"),
+#: The second generation, with overlap scheduling.
+_SECOND_17 = (
+    SPEC_INFO_SECOND,
+    SERVER_ARGS_SECOND,
+    SPECULATIVE_HOOK_SECOND,
+    SPEC_UTILS,
+    MODEL_RUNNER_SECOND,
+    KV_CACHE_CONFIGURATOR,
+    TOKENIZER_MANAGER,
 )
+
+RELEASES = (
+    Release("0.5.11", _FIRST, sites="0.5.11", variants=("first", "0.5.11")),
+    Release("0.5.12", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
+    Release("0.5.12.post1", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
+    Release("0.5.13", _FIRST_13, sites="0.5.13", variants=("first", "0.5.13")),
+)
+
+#: Releases whose edits fit, but whose runtime or sites are not complete: nothing is built for them.
+PENDING: tuple[Release, ...] = (Release("0.5.17", _SECOND_17, sites="0.5.17", variants=("second", "0.5.17")),)
+
+KNOWN = (*RELEASES, *PENDING)
+
+
+def known(version: str) -> Release | None:
+    """The row of an SGLang version, supported or pending."""
+    return next((row for row in KNOWN if row.version == version), None)
 
 
 def release(version: str) -> Release:

@@ -11,10 +11,10 @@ from ddtree_overlay.edits.anchors import After, AtStart, Before
 from ddtree_overlay.edits.base import Edit, add_enum_member, add_field, add_method, insert_statements
 from ddtree_overlay.edits.tree import parse
 from ddtree_overlay.errors import OverlayError
-from ddtree_overlay.releases import RELEASES
+from ddtree_overlay.releases import KNOWN
 
 
-EDITS = list(dict.fromkeys(edit for row in RELEASES for edit in row.edits))
+EDITS = list(dict.fromkeys(edit for row in KNOWN for edit in row.edits))
 BOM = b"\xef\xbb\xbf"
 
 EDIT = Edit(

@@ -9,10 +9,10 @@ import pytest
 from ddtree_overlay.edits.anchors import After, AnchorError, Before, find_scope, find_spot
 from ddtree_overlay.edits.base import Edit, Example, Insertion
 from ddtree_overlay.edits.tree import replace_block
-from ddtree_overlay.releases import RELEASES
+from ddtree_overlay.releases import KNOWN
 
 
-EDITS = list(dict.fromkeys(edit for row in RELEASES for edit in row.edits))
+EDITS = list(dict.fromkeys(edit for row in KNOWN for edit in row.edits))
 EXAMPLES = [pytest.param(edit, example, id=edit.path) for edit in EDITS for example in edit.examples]
 INSERTIONS = [
     pytest.param(edit, insertion, id=f"{edit.path}:{insertion.scope}:{number}")

@@ -85,8 +85,8 @@ def _kept(manifest: Manifest, *, published: bool) -> Manifest:
 def _take(app: App, target: Target, known: Manifest | None, cached: Files) -> tuple[Manifest, dict[str, bytes]]:
     from ddtree_overlay import deploy, patching, snapshots
 
-    overlay = patching.load_overlay()
-    wanted = patching.wanted_paths(overlay)
+    overlay = patching.every_module()
+    wanted = patching.wanted_paths()
     if target.release is not None:
         return snapshots.snapshot_release(target.release, app.workspace.cache, wanted, known=known, cached=cached)
     with opened(app, target) as transport:

@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
+
 from ddtree_overlay.edits.anchors import After, AtStart, Before
 from ddtree_overlay.edits.base import Edit, Example, add_field, insert_statements
 
@@ -247,4 +250,145 @@ class ServerArgs:
 """,
         ),
     ),
+)
+
+#: The fields of the second worker's releases; `NS` says under which name the resolved values are published.
+FIELDS_PUBLISHED = replace(
+    FIELDS,
+    code=re.sub(r": (.+) = ", r': A[\1, NS("spec")] = ', FIELDS.code),
+    reason="`ServerArgs.from_cli_args` copies every field from the flag of the same name, `get_spec()` shows those of "
+    "its namespace, and `/server_info` answers with every field.",
+)
+
+#: Behind the flags that are derived from annotations; ours are registered by hand, as in every release.
+FLAGS_DERIVED = FLAGS.moved(After("add_cli_args_from_dataclass(parser, ServerArgs)"))
+
+LARGEST_WIDTH = insert_statements(
+    "ServerArgs.max_speculative_num_draft_tokens",
+    Before("if not self.speculative_adaptive: ..."),
+    """\
+if self.speculative_algorithm == "DDTREE":
+    from sglang.srt.speculative.ddtree.args import largest_width
+
+    return largest_width(self)
+""",
+    reason="Rows, reserves and buffers are sized by this; a step writes a draft block or a tree, whichever is wider.",
+)
+
+NO_EXTRA_BUFFER = insert_statements(
+    "ServerArgs._validate_mamba_extra_buffer",
+    After('assert algo != "DFLASH", ...'),
+    """\
+assert algo != "DDTREE", "extra_buffer_lazy unsupported with DDTREE, as with DFLASH."
+""",
+    reason="The check names DFLASH; DDTREE leaves out the same hook.",
+)
+
+EXAMPLE_SECOND = Example(
+    before="""\
+class ServerArgs:
+    speculative_dflash_block_size: A[
+        Optional[int],
+        "DFLASH only. Block size.",
+        NS("spec"),
+    ] = None
+    speculative_dspark_block_size: A[Optional[int], "DSPARK only.", NS("spec")] = None
+
+    def __post_init__(self):
+        '''Complete the arguments.'''
+
+        self._resolved_overrides = []
+
+    def _validate_mamba_extra_buffer(self, view, model_arch: str):
+        if view.mamba_radix_cache_strategy == "extra_buffer_lazy":
+            algo = (view.speculative_algorithm or "").upper()
+            assert algo != "DFLASH", "extra_buffer_lazy unsupported"
+
+    def _handle_attention_backend_compatibility(self):
+        model_config = self.get_model_config()
+
+    @staticmethod
+    def add_cli_args(parser):
+
+        # Auto-derived.
+        add_cli_args_from_dataclass(parser, ServerArgs)
+
+        parser.add_argument("--reasoning-parser")
+
+    @cached_property
+    def max_speculative_num_draft_tokens(self):
+        if self.speculative_num_draft_tokens is None:
+            return None
+        if not self.speculative_adaptive:
+            return self.speculative_num_draft_tokens
+        return 8
+""",
+    after="""\
+class ServerArgs:
+    speculative_dflash_block_size: A[
+        Optional[int],
+        "DFLASH only. Block size.",
+        NS("spec"),
+    ] = None
+    speculative_ddtree_budget: A[int, NS("spec")] = 64
+    speculative_ddtree_topk_cap: A[Optional[int], NS("spec")] = None
+    speculative_ddtree_chain_seed: A[bool, NS("spec")] = False
+    speculative_ddtree_allow_hybrid_unsafe: A[bool, NS("spec")] = False
+    speculative_ddtree_overlay_id: A[Optional[str], NS("spec")] = None
+    speculative_dspark_block_size: A[Optional[int], "DSPARK only.", NS("spec")] = None
+
+    def __post_init__(self):
+        '''Complete the arguments.'''
+
+        from sglang.srt.speculative.ddtree.args import report_overlay
+
+        report_overlay(self)
+
+        self._resolved_overrides = []
+
+    def _validate_mamba_extra_buffer(self, view, model_arch: str):
+        if view.mamba_radix_cache_strategy == "extra_buffer_lazy":
+            algo = (view.speculative_algorithm or "").upper()
+            assert algo != "DFLASH", "extra_buffer_lazy unsupported"
+            assert algo != "DDTREE", "extra_buffer_lazy unsupported with DDTREE, as with DFLASH."
+
+    def _handle_attention_backend_compatibility(self):
+        if str(self.speculative_algorithm).upper() == "DDTREE":
+            from sglang.srt.speculative.ddtree.args import choose_attention_backend
+
+            choose_attention_backend(self)
+
+        model_config = self.get_model_config()
+
+    @staticmethod
+    def add_cli_args(parser):
+
+        # Auto-derived.
+        add_cli_args_from_dataclass(parser, ServerArgs)
+        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+
+        add_ddtree_cli_args(parser)
+
+        parser.add_argument("--reasoning-parser")
+
+    @cached_property
+    def max_speculative_num_draft_tokens(self):
+        if self.speculative_num_draft_tokens is None:
+            return None
+        if self.speculative_algorithm == "DDTREE":
+            from sglang.srt.speculative.ddtree.args import largest_width
+
+            return largest_width(self)
+        if not self.speculative_adaptive:
+            return self.speculative_num_draft_tokens
+        return 8
+""",
+)
+
+#: For the second worker's releases, which derive flags from annotations.
+SERVER_ARGS_SECOND = Edit(
+    path=SERVER_ARGS.path,
+    summary="Add the DDTREE fields and flags, choose a backend that can verify a tree, and size memory for two widths.",
+    insertions=(FIELDS_PUBLISHED, REPORT_OVERLAY, CHOOSE_BACKEND, FLAGS_DERIVED, LARGEST_WIDTH, NO_EXTRA_BUFFER),
+    examples=(EXAMPLE_SECOND,),
 )

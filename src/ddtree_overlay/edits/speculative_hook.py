@@ -57,17 +57,73 @@ def handle_speculative_decoding(server_args):
 _NAMES = {"self": "server_args"}
 _SCOPE = "handle_speculative_decoding"
 
+_SUMMARY = "Let the DFLASH branch check and complete the arguments, then set both widths and refuse what cannot be."
+
+#: Above the check of the draft window, which warns whoever is not called DFLASH.
+ENTER = ENTER_DFLASH.moved(
+    Before("if server_args.speculative_draft_window_size is not None: ..."), scope=_SCOPE, renamed=_NAMES
+)
+
 SPECULATIVE_HOOK = Edit(
     path="srt/arg_groups/speculative_hook.py",
-    summary="Let the DFLASH branch check and complete the arguments, then set both widths and refuse what cannot be.",
+    summary=_SUMMARY,
     insertions=(
-        # Above the check of the draft window, which warns whoever is not called DFLASH.
-        ENTER_DFLASH.moved(
-            Before("if server_args.speculative_draft_window_size is not None: ..."), scope=_SCOPE, renamed=_NAMES
-        ),
+        ENTER,
         FINISH_DFLASH.moved(
             After('if server_args.speculative_algorithm == "DFLASH": ...'), scope=_SCOPE, renamed=_NAMES
         ),
     ),
     examples=(EXAMPLE,),
+)
+
+EXAMPLE_SECOND = Example(
+    before="""\
+def handle_speculative_decoding(server_args):
+    server_args.speculative_algorithm = resolve(server_args.speculative_algorithm)
+
+    # Validate once.
+    if server_args.speculative_draft_window_size is not None:
+        warn_unless_dflash(server_args)
+
+    algo = None
+    if server_args.speculative_algorithm is not None:
+        algo = SpeculativeAlgorithm.from_string(server_args.speculative_algorithm)
+
+    if algo is not None:
+        algo.handle_server_args(server_args)
+""",
+    after="""\
+def handle_speculative_decoding(server_args):
+    server_args.speculative_algorithm = resolve(server_args.speculative_algorithm)
+
+    is_ddtree = server_args.speculative_algorithm == "DDTREE"
+    if is_ddtree:
+        from sglang.srt.speculative.ddtree.args import enter_dflash_handling
+
+        enter_dflash_handling(server_args)
+
+    # Validate once.
+    if server_args.speculative_draft_window_size is not None:
+        warn_unless_dflash(server_args)
+
+    algo = None
+    if server_args.speculative_algorithm is not None:
+        algo = SpeculativeAlgorithm.from_string(server_args.speculative_algorithm)
+
+    if algo is not None:
+        algo.handle_server_args(server_args)
+
+    if is_ddtree:
+        from sglang.srt.speculative.ddtree.args import finish_dflash_handling
+
+        finish_dflash_handling(server_args)
+""",
+)
+
+#: For releases in which the algorithm calls its handler itself.
+SPECULATIVE_HOOK_SECOND = Edit(
+    path=SPECULATIVE_HOOK.path,
+    summary=_SUMMARY,
+    insertions=(ENTER, FINISH_DFLASH.moved(After("if algo is not None: ..."), scope=_SCOPE, renamed=_NAMES)),
+    examples=(EXAMPLE_SECOND,),
 )

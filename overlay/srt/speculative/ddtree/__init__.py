@@ -13,6 +13,7 @@
     move_kernel   the same copies in one kernel launch, on a GPU
     verify_input  one verify step of a batch: mask, slots, acceptance, commit
     worker        the DFLASH worker with the chain replaced by a tree
+    settings      how arguments are read and set while SGLang completes them (one variant a generation)
     names         what this release calls what every release has (one variant a release)
     overlay_id    which overlay this is; made by `ddtree-overlay patch`
     trace         a JSON line per verified tree, for tests and debugging

@@ -14,6 +14,8 @@ import copy
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.speculative.ddtree.settings import reading, recurrent_strategy, settle, spec
+
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -107,13 +109,12 @@ def choose_attention_backend(server_args: ServerArgs) -> None:
 
     It is the first handler to see the name, which `SpeculativeAlgorithm` takes in any case: from here on it is DDTREE.
     """
-    server_args.speculative_algorithm = DDTREE
-    if server_args.is_attention_backend_not_set():
-        server_args.attention_backend = TREE_ATTENTION_BACKENDS[0]
-        logger.warning(
-            "DDTREE: no attention backend was given; using %s, which verifies trees.",
-            server_args.attention_backend,
-        )
+    settle(server_args, speculative_algorithm=DDTREE)
+    found = reading(server_args)
+    if not (found.attention_backend or found.prefill_attention_backend or found.decode_attention_backend):
+        backend = TREE_ATTENTION_BACKENDS[0]
+        settle(server_args, attention_backend=backend)
+        logger.warning("DDTREE: no attention backend was given; using %s, which verifies trees.", backend)
 
 
 def enter_dflash_handling(server_args: ServerArgs) -> None:
@@ -125,15 +126,15 @@ def enter_dflash_handling(server_args: ServerArgs) -> None:
     Raises:
         ValueError: A DDTREE argument cannot be used.
     """
-    _check_own_fields(server_args)
-    given = server_args.speculative_num_draft_tokens
-    if given is not None and server_args.speculative_dflash_block_size is None:
+    found = reading(server_args)
+    _check_own_fields(found)
+    given = found.speculative_num_draft_tokens
+    if given is not None and found.speculative_dflash_block_size is None:
         raise ValueError(
             f"DDTREE sets --speculative-num-draft-tokens itself, to the budget + 1; got {given}. "
             "Set the draft width with --speculative-dflash-block-size, the tree's with --speculative-ddtree-budget."
         )
-    server_args.speculative_num_draft_tokens = None
-    server_args.speculative_algorithm = "DFLASH"
+    settle(server_args, speculative_num_draft_tokens=None, speculative_algorithm="DFLASH")
 
 
 def finish_dflash_handling(server_args: ServerArgs) -> None:
@@ -142,17 +143,18 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
     Raises:
         ValueError: The configuration cannot be served; the text names the flag, the reason and the way out.
     """
-    server_args.speculative_algorithm = DDTREE
-    block_size = int(server_args.speculative_num_draft_tokens)
+    settle(server_args, speculative_algorithm=DDTREE)
+    block_size = int(reading(server_args).speculative_num_draft_tokens)
     if block_size < 2:
         raise ValueError(
             f"DDTREE needs a draft block of at least 2 tokens (the bonus token and one draft), got {block_size}. "
             "Set --speculative-dflash-block-size to the block size of the draft model."
         )
-    server_args.speculative_dflash_block_size = block_size
-    server_args.speculative_num_draft_tokens = verify_width(server_args)
-    _check_backend(server_args)
-    _check_features(server_args)
+    settle(
+        server_args, speculative_dflash_block_size=block_size, speculative_num_draft_tokens=verify_width(server_args)
+    )
+    _check_backend(reading(server_args))
+    _check_features(reading(server_args))
     _check_model(server_args)
     _check_capacity(server_args)
 
@@ -160,6 +162,17 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
 def verify_width(server_args: ServerArgs) -> int:
     """Tokens that the target verifies per request and step: the root and `budget` draft nodes."""
     return int(server_args.speculative_ddtree_budget) + 1
+
+
+def largest_width(server_args: ServerArgs) -> int:
+    """The most tokens that a step writes per request: the draft block or the tree, whichever is wider."""
+    block_size = server_args.speculative_dflash_block_size
+    return max(int(server_args.speculative_num_draft_tokens), 0 if block_size is None else int(block_size))
+
+
+def draft_width() -> int:
+    """Tokens that the draft runs per request and step: the block of this process's arguments."""
+    return int(spec().speculative_dflash_block_size)
 
 
 def draft_view(server_args: ServerArgs) -> ServerArgs:
@@ -209,10 +222,9 @@ def hybrid_risk(server_args: ServerArgs, config: object) -> str:
     kernels = {server_args.linear_attn_decode_backend or base, server_args.linear_attn_prefill_backend or base}
     if kernels != {"triton"}:
         return f"of the linear attention backend {' and '.join(sorted(kernels))} only triton's kernels read a tree"
-    if server_args.mamba_scheduler_strategy not in ("auto", "no_buffer"):
-        return (
-            f"--mamba-scheduler-strategy {server_args.mamba_scheduler_strategy} keeps states that a tree step crosses"
-        )
+    strategy = recurrent_strategy(server_args)
+    if strategy not in ("auto", "no_buffer"):
+        return f"the strategy {strategy} for recurrent states in the prefix cache keeps states that a tree step crosses"
     return "GDN kernels are shown to keep a state per node one by one, but not yet in a whole engine"
 
 
@@ -231,7 +243,7 @@ def check_hybrid(server_args: ServerArgs, model_name: str, config: object) -> No
     logger.warning("DDTREE: the output of %s may differ from its own (unsafe flag set): %s.", model_name, risk)
 
 
-def _check_own_fields(server_args: ServerArgs) -> None:
+def _check_own_fields(server_args: Any) -> None:
     budget = server_args.speculative_ddtree_budget
     if not isinstance(budget, int) or budget < 1:
         raise ValueError(
@@ -249,8 +261,9 @@ def _check_own_fields(server_args: ServerArgs) -> None:
             )
 
 
-def _check_backend(server_args: ServerArgs) -> None:
-    for role, backend in zip(("prefill", "decode"), server_args.get_attention_backends(), strict=True):
+def _check_backend(server_args: Any) -> None:
+    for role in ("prefill", "decode"):
+        backend = getattr(server_args, f"{role}_attention_backend") or server_args.attention_backend
         if backend not in TREE_ATTENTION_BACKENDS:
             raise ValueError(
                 f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: "
@@ -259,7 +272,7 @@ def _check_backend(server_args: ServerArgs) -> None:
             )
 
 
-def _check_features(server_args: ServerArgs) -> None:
+def _check_features(server_args: Any) -> None:
     for field, off, flag in _UNPROVEN_FEATURES:
         if getattr(server_args, field, off) not in (off, None):
             raise ValueError(
@@ -278,7 +291,7 @@ def _check_model(server_args: ServerArgs) -> None:
         name = (model_config.hf_config.architectures or ["this model"])[0]
         check_hybrid(server_args, name, model_config.hf_config)
         # What SGLang's recurrent layers ask before they read a verify input as a tree.
-        server_args.speculative_eagle_topk = 2
+        settle(server_args, speculative_eagle_topk=2)
 
 
 def _check_capacity(server_args: ServerArgs) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, verify_width
+from sglang.srt.speculative.ddtree.settings import spec
 
 
 logger = logging.getLogger(__name__)
@@ -151,6 +152,4 @@ def _check_free_memory(backend: Any, max_bs: int, max_num_tokens: int) -> None:
 
 
 def _ddtree_is_on() -> bool:
-    from sglang.srt.server_args import get_global_server_args
-
-    return bool(get_global_server_args().speculative_algorithm == DDTREE)
+    return bool(spec().speculative_algorithm == DDTREE)
