@@ -10,14 +10,24 @@ from ddtree_overlay.edits.dflash_info import DFLASH_INFO
 from ddtree_overlay.edits.dflash_model import DFLASH_MODEL
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
 from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
-from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED
+from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED, KV_CACHE_MIXIN_STATES
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND
 from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
-from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_SECOND, SERVER_ARGS_WITHOUT_HANDLING
-from ddtree_overlay.edits.spec_info import SPEC_INFO, SPEC_INFO_SECOND
-from ddtree_overlay.edits.spec_utils import SPEC_UTILS
-from ddtree_overlay.edits.speculative_hook import SPECULATIVE_HOOK, SPECULATIVE_HOOK_SECOND
-from ddtree_overlay.edits.tokenizer_manager import TOKENIZER_MANAGER
+from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_WITHOUT_HANDLING
+from ddtree_overlay.edits.server_args_second import (
+    FIELDS_SPEC,
+    PIPELINE,
+    RUNTIME_CONTEXT,
+    SERVER_ARGS_DERIVED,
+    SERVER_ARGS_FLAGS,
+    SERVER_ARGS_PUBLISHED,
+    SERVER_ARGS_RAW,
+)
+from ddtree_overlay.edits.spec_info import SPEC_INFO
+from ddtree_overlay.edits.spec_info_second import SPEC_INFO_PER_BS, SPEC_INFO_PER_REQUEST, SPEC_INFO_SIZED
+from ddtree_overlay.edits.spec_utils import SPEC_UTILS, SPEC_UTILS_PUBLISHED
+from ddtree_overlay.edits.speculative_hook import SPECULATIVE_HOOK, SPECULATIVE_HOOK_DECLARED, SPECULATIVE_HOOK_SECOND
+from ddtree_overlay.edits.tokenizer_manager import TOKENIZER_MANAGER, TOKENIZER_MANAGER_PUBLISHED
 from ddtree_overlay.edits.triton_backend import TRITON_BACKEND
 from ddtree_overlay.errors import OverlayError
 
@@ -70,15 +80,64 @@ _FIRST_13 = (
     DFLASH_INFO,
 )
 
-#: The second generation, with overlap scheduling.
-_SECOND_17 = (
-    SPEC_INFO_SECOND,
-    SERVER_ARGS_SECOND,
+#: The second generation, with overlap scheduling: how arguments are registered and sized, from 0.5.14 on.
+_SECOND_14 = (
+    SPEC_INFO_PER_BS,
+    SERVER_ARGS_DERIVED,
+    SPECULATIVE_HOOK_SECOND,
+    SPEC_UTILS,
+    MODEL_RUNNER_SECOND,
+    KV_CACHE_MIXIN_STATES,
+    TOKENIZER_MANAGER,
+)
+_SECOND_16 = (
+    SPEC_INFO_PER_REQUEST,
+    SERVER_ARGS_DERIVED,
     SPECULATIVE_HOOK_SECOND,
     SPEC_UTILS,
     MODEL_RUNNER_SECOND,
     KV_CACHE_CONFIGURATOR,
     TOKENIZER_MANAGER,
+)
+_SECOND_17 = (
+    SPEC_INFO_PER_REQUEST,
+    SERVER_ARGS_PUBLISHED,
+    SPECULATIVE_HOOK_SECOND,
+    SPEC_UTILS,
+    MODEL_RUNNER_SECOND,
+    KV_CACHE_CONFIGURATOR,
+    TOKENIZER_MANAGER,
+)
+_SECOND_18 = (
+    SPEC_INFO_PER_REQUEST,
+    SERVER_ARGS_PUBLISHED,
+    RUNTIME_CONTEXT,
+    SPECULATIVE_HOOK_SECOND,
+    SPEC_UTILS_PUBLISHED,
+    MODEL_RUNNER_SECOND,
+    KV_CACHE_CONFIGURATOR,
+    TOKENIZER_MANAGER_PUBLISHED,
+)
+_SECOND_19 = (
+    SPEC_INFO_SIZED,
+    SERVER_ARGS_RAW,
+    PIPELINE,
+    SPECULATIVE_HOOK_DECLARED,
+    SPEC_UTILS_PUBLISHED,
+    MODEL_RUNNER_SECOND,
+    KV_CACHE_CONFIGURATOR,
+    TOKENIZER_MANAGER_PUBLISHED,
+)
+_SECOND_20 = (
+    SPEC_INFO_SIZED,
+    SERVER_ARGS_FLAGS,
+    FIELDS_SPEC,
+    PIPELINE,
+    SPECULATIVE_HOOK_DECLARED,
+    SPEC_UTILS_PUBLISHED,
+    MODEL_RUNNER_SECOND,
+    KV_CACHE_CONFIGURATOR,
+    TOKENIZER_MANAGER_PUBLISHED,
 )
 
 RELEASES = (
@@ -89,7 +148,18 @@ RELEASES = (
 )
 
 #: Releases whose edits fit, but whose runtime or sites are not complete: nothing is built for them.
-PENDING: tuple[Release, ...] = (Release("0.5.17", _SECOND_17, sites="0.5.17", variants=("second", "0.5.17")),)
+PENDING: tuple[Release, ...] = (
+    Release("0.5.14", _SECOND_14, sites="0.5.14", variants=("second", "0.5.14")),
+    Release("0.5.15", _SECOND_14, sites="0.5.15", variants=("second", "0.5.15")),
+    Release("0.5.16", _SECOND_16, sites="0.5.16", variants=("second", "0.5.15")),
+    Release("0.5.17", _SECOND_17, sites="0.5.17", variants=("second", "0.5.17")),
+    Release("0.5.18", _SECOND_18, sites="0.5.18", variants=("second", "0.5.17")),
+    Release("0.5.19", _SECOND_19, sites="0.5.19", variants=("second", "0.5.19")),
+    Release("0.5.20", _SECOND_20, sites="0.5.20", variants=("second", "0.5.19")),
+    Release("0.5.21", _SECOND_20, sites="0.5.21", variants=("second", "0.5.19")),
+    Release("0.5.22", _SECOND_20, sites="0.5.22", variants=("second", "0.5.19")),
+    Release("0.5.23", _SECOND_20, sites="0.5.23", variants=("second", "0.5.19")),
+)
 
 KNOWN = (*RELEASES, *PENDING)
 

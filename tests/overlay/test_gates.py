@@ -97,13 +97,17 @@ def test_risk_of_a_hybrid_model_is_named(changed: dict[str, object], config: obj
 
 def test_recurrent_states_beyond_the_memory_are_refused_with_a_budget_that_fits() -> None:
     """48 requests x 65 nodes x 1 MiB are 3 GiB (sglang#34096)."""
-    gates.check_recurrent_memory(server_args(), 2**20, 3.1)
-    gates.check_recurrent_memory(server_args(max_mamba_cache_size=1), 2**20, 0.5)
-    gates.check_recurrent_memory(server_args(speculative_algorithm="DFLASH"), 2**20, 0.0)
+
+    def check(gib: float, **changed: object) -> None:
+        set_global_server_args_for_scheduler(server_args(**changed))
+        gates.check_recurrent_memory(2**20, gib)
+
+    check(3.1)
+    check(0.5, max_mamba_cache_size=1)
+    check(0.0, speculative_algorithm="DFLASH")
     with pytest.raises(ValueError, match=r"65 nodes of 48 requests need 3\.0 GiB.*at most (\d+) fits") as refused:
-        gates.check_recurrent_memory(server_args(), 2**20, 1.0)
-    fits = int(str(refused.value).split("at most ")[1].split()[0])
-    gates.check_recurrent_memory(server_args(speculative_ddtree_budget=fits), 2**20, 1.0)
+        check(1.0)
+    check(1.0, speculative_ddtree_budget=int(str(refused.value).split("at most ")[1].split()[0]))
 
 
 def graph_error(budget: int, max_bs: int = 48) -> str:

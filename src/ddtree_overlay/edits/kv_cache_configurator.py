@@ -13,7 +13,6 @@ EXAMPLE = Example(
 class KVCacheConfigurator:
     def _handle_max_mamba_cache(self, total_rest_memory):
         config = self.mambaish_config
-        server_args = self.server_args
         assert config is not None
 
         all_mamba_layers = config.mamba2_cache_params.layers
@@ -23,13 +22,10 @@ class KVCacheConfigurator:
 class KVCacheConfigurator:
     def _handle_max_mamba_cache(self, total_rest_memory):
         config = self.mambaish_config
-        server_args = self.server_args
         assert config is not None
         from sglang.srt.speculative.ddtree.gates import check_recurrent_memory
 
-        check_recurrent_memory(
-            server_args, config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory
-        )
+        check_recurrent_memory(config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory)
 
         all_mamba_layers = config.mamba2_cache_params.layers
         return total_rest_memory

@@ -28,9 +28,7 @@ class ModelRunnerKVCacheMixin:
         assert config is not None
         from sglang.srt.speculative.ddtree.gates import check_recurrent_memory
 
-        check_recurrent_memory(
-            server_args, config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory
-        )
+        check_recurrent_memory(config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory)
         return total_rest_memory
 
     def _init_pools(self):
@@ -63,9 +61,7 @@ RECURRENT_MEMORY = insert_statements(
     """\
 from sglang.srt.speculative.ddtree.gates import check_recurrent_memory
 
-check_recurrent_memory(
-    server_args, config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory
-)
+check_recurrent_memory(config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory)
 """,
     reason="Every node of every request has a recurrent state; a budget that leaves no memory must fail by its name.",
 )
@@ -103,9 +99,7 @@ class ModelRunnerKVCacheMixin:
         assert config is not None
         from sglang.srt.speculative.ddtree.gates import check_recurrent_memory
 
-        check_recurrent_memory(
-            server_args, config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory
-        )
+        check_recurrent_memory(config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory)
         return total_rest_memory
 
     def _init_pools(self):
@@ -114,6 +108,32 @@ class ModelRunnerKVCacheMixin:
 
         extra_max_context_len += extra_draft_columns(self.server_args)
         self.req_to_token_pool = make_pool(extra_max_context_len)
+""",
+        ),
+    ),
+)
+
+#: For releases that count the columns elsewhere, for every algorithm alike.
+KV_CACHE_MIXIN_STATES = Edit(
+    path=KV_CACHE_MIXIN.path,
+    summary="Check that the recurrent states of all nodes fit.",
+    insertions=(RECURRENT_MEMORY,),
+    examples=(
+        Example(
+            before="""\
+class ModelRunnerKVCacheMixin:
+    def handle_max_mamba_cache(self, total_rest_memory):
+        assert config is not None
+        return total_rest_memory
+""",
+            after="""\
+class ModelRunnerKVCacheMixin:
+    def handle_max_mamba_cache(self, total_rest_memory):
+        assert config is not None
+        from sglang.srt.speculative.ddtree.gates import check_recurrent_memory
+
+        check_recurrent_memory(config.mamba2_cache_params.mamba_cache_per_req, total_rest_memory)
+        return total_rest_memory
 """,
         ),
     ),

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from ddtree_overlay.edits.anchors import AtStart, Before
 from ddtree_overlay.edits.base import Edit, Example, add_enum_member, add_method, insert_statements
 
@@ -68,69 +66,6 @@ class SpeculativeAlgorithm(Enum):
 ''',
 )
 
-EXAMPLE_SECOND = Example(
-    before="""\
-from enum import Enum, auto
-
-
-class SpeculativeAlgorithm(Enum):
-    DFLASH = auto()
-    NONE = auto()
-
-    def is_dflash(self) -> bool:
-        return self == SpeculativeAlgorithm.DFLASH
-
-    def get_num_tokens_per_req_for_target_verify(
-        self, num_draft_tokens: int, is_draft_worker: bool
-    ) -> int:
-        return num_draft_tokens
-
-    def create_worker(self, server_args):
-        assert not self.is_none()
-
-        if self.is_dflash():
-            return "DFlashWorkerV2"
-""",
-    after="""\
-from enum import Enum, auto
-
-
-class SpeculativeAlgorithm(Enum):
-    DFLASH = auto()
-    NONE = auto()
-    DDTREE = auto()
-
-    def is_dflash(self) -> bool:
-        # DDTREE drafts with the DFlash model: every DFlash branch applies.
-        if self.is_ddtree():
-            return True
-        return self == SpeculativeAlgorithm.DFLASH
-
-    def is_ddtree(self) -> bool:
-        return self == SpeculativeAlgorithm.DDTREE
-
-    def get_num_tokens_per_req_for_target_verify(
-        self, num_draft_tokens: int, is_draft_worker: bool
-    ) -> int:
-        if self.is_ddtree() and is_draft_worker:
-            from sglang.srt.speculative.ddtree.args import draft_width
-
-            return draft_width()
-        return num_draft_tokens
-
-    def create_worker(self, server_args):
-        assert not self.is_none()
-
-        if self.is_ddtree():
-            from sglang.srt.speculative.ddtree.worker import create_ddtree_worker
-
-            return create_ddtree_worker()
-
-        if self.is_dflash():
-            return "DFlashWorkerV2"
-""",
-)
-
 MEMBER = add_enum_member(
     "SpeculativeAlgorithm",
     "DDTREE",
@@ -171,29 +106,6 @@ if self.is_ddtree():
     blank_before=1,
 )
 
-#: The second worker runs with and without overlap scheduling: there is nothing to ask.
-WORKER_SECOND = replace(
-    WORKER,
-    code="""\
-if self.is_ddtree():
-    from sglang.srt.speculative.ddtree.worker import create_ddtree_worker
-
-    return create_ddtree_worker()
-""",
-)
-
-DRAFT_WIDTH = insert_statements(
-    "SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify",
-    AtStart(),
-    """\
-if self.is_ddtree() and is_draft_worker:
-    from sglang.srt.speculative.ddtree.args import draft_width
-
-    return draft_width()
-""",
-    reason="The draft runs a block a request, the target a tree; SGLang asks here for the width of either.",
-)
-
 SUMMARY = "Register DDTREE as a speculative algorithm that counts as DFLASH wherever DFLASH is asked for."
 
 SPEC_INFO = Edit(
@@ -201,12 +113,4 @@ SPEC_INFO = Edit(
     summary=SUMMARY,
     insertions=(MEMBER, COUNT_AS_DFLASH, PREDICATE, WORKER),
     examples=(EXAMPLE,),
-)
-
-#: For the second worker, whose draft and target may differ in width.
-SPEC_INFO_SECOND = Edit(
-    path=SPEC_INFO.path,
-    summary=SUMMARY,
-    insertions=(MEMBER, COUNT_AS_DFLASH, PREDICATE, DRAFT_WIDTH, WORKER_SECOND),
-    examples=(EXAMPLE_SECOND,),
 )

@@ -46,3 +46,32 @@ SPEC_UTILS = Edit(
     insertions=(NO_HIDDEN_STATES,),
     examples=(EXAMPLE,),
 )
+
+#: For releases that ask the published arguments.
+SPEC_UTILS_PUBLISHED = Edit(
+    path=SPEC_UTILS.path,
+    summary=SPEC_UTILS.summary,
+    insertions=(
+        NO_HIDDEN_STATES.moved(Before("return not spec.enable_multi_layer_eagle"), renamed={"server_args": "spec"}),
+    ),
+    examples=(
+        Example(
+            before="""\
+def spec_need_hidden_states():
+    spec = get_spec()
+    if spec.speculative_algorithm in ("STANDALONE", "DFLASH", "DSPARK"):
+        return False
+    return not spec.enable_multi_layer_eagle
+""",
+            after="""\
+def spec_need_hidden_states():
+    spec = get_spec()
+    if spec.speculative_algorithm in ("STANDALONE", "DFLASH", "DSPARK"):
+        return False
+    if spec.speculative_algorithm == "DDTREE":
+        return False
+    return not spec.enable_multi_layer_eagle
+""",
+        ),
+    ),
+)

@@ -127,3 +127,68 @@ SPECULATIVE_HOOK_SECOND = Edit(
     insertions=(ENTER, FINISH_DFLASH.moved(After("if algo is not None: ..."), scope=_SCOPE, renamed=_NAMES)),
     examples=(EXAMPLE_SECOND,),
 )
+
+_PUBLISHED = {"server_args.speculative_algorithm": "cfg.speculative_algorithm"}
+
+#: For releases that declare what they decide; the handler reads and declares as SGLang's own does.
+SPECULATIVE_HOOK_DECLARED = Edit(
+    path=SPECULATIVE_HOOK.path,
+    summary=_SUMMARY,
+    insertions=(
+        ENTER.moved(Before("if cfg.speculative_draft_window_size is not None: ..."), renamed=_PUBLISHED),
+        SPECULATIVE_HOOK_SECOND.insertions[1],
+    ),
+    examples=(
+        Example(
+            before="""\
+def handle_speculative_decoding(server_args):
+    cfg = resolving_view(server_args)
+
+    if cfg.speculative_draft_window_size is not None:
+        warn_unless_dflash(server_args)
+
+    algo = None
+    if cfg.speculative_algorithm is not None:
+        algo = SpeculativeAlgorithm.from_string(cfg.speculative_algorithm)
+
+    if algo is not None:
+        algo.handle_server_args(server_args)
+
+
+def _handle_dflash(server_args):
+    if cfg.speculative_draft_window_size is not None:
+        pass
+""",
+            after="""\
+def handle_speculative_decoding(server_args):
+    cfg = resolving_view(server_args)
+
+    is_ddtree = cfg.speculative_algorithm == "DDTREE"
+    if is_ddtree:
+        from sglang.srt.speculative.ddtree.args import enter_dflash_handling
+
+        enter_dflash_handling(server_args)
+
+    if cfg.speculative_draft_window_size is not None:
+        warn_unless_dflash(server_args)
+
+    algo = None
+    if cfg.speculative_algorithm is not None:
+        algo = SpeculativeAlgorithm.from_string(cfg.speculative_algorithm)
+
+    if algo is not None:
+        algo.handle_server_args(server_args)
+
+    if is_ddtree:
+        from sglang.srt.speculative.ddtree.args import finish_dflash_handling
+
+        finish_dflash_handling(server_args)
+
+
+def _handle_dflash(server_args):
+    if cfg.speculative_draft_window_size is not None:
+        pass
+""",
+        ),
+    ),
+)

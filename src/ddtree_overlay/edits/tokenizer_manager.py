@@ -26,21 +26,29 @@ class TokenizerManager:
 """,
 )
 
-TOKENIZER_MANAGER = Edit(
-    path="srt/managers/tokenizer_manager.py",
-    summary="Report algorithm and budget with the accept length of each request.",
-    insertions=(
-        insert_statements(
-            "TokenizerManager._calculate_spec_decoding_metrics",
-            After('meta_info["spec_verify_ct"] = ...'),
-            """\
+META_INFO = insert_statements(
+    "TokenizerManager._calculate_spec_decoding_metrics",
+    After('meta_info["spec_verify_ct"] = ...'),
+    """\
 if self.server_args.speculative_algorithm == "DDTREE":
     from sglang.srt.speculative.ddtree.args import request_meta_info
 
     meta_info.update(request_meta_info(self.server_args))
 """,
-            reason="An accept rate per proposed token means nothing for a tree unless the tree is named with it.",
-        ),
-    ),
+    reason="An accept rate per proposed token means nothing for a tree unless the tree is named with it.",
+)
+
+TOKENIZER_MANAGER = Edit(
+    path="srt/managers/tokenizer_manager.py",
+    summary="Report algorithm and budget with the accept length of each request.",
+    insertions=(META_INFO,),
     examples=(EXAMPLE,),
+)
+
+#: For releases whose published arguments are the ones that count.
+TOKENIZER_MANAGER_PUBLISHED = Edit(
+    path=TOKENIZER_MANAGER.path,
+    summary=TOKENIZER_MANAGER.summary,
+    insertions=(META_INFO.moved(META_INFO.anchor, renamed={"self.server_args": "get_spec()"}),),
+    examples=(Example(EXAMPLE.before, EXAMPLE.after.replace("self.server_args", "get_spec()")),),
 )

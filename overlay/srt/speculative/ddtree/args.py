@@ -12,9 +12,10 @@ from __future__ import annotations
 import argparse
 import copy
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.speculative.ddtree.settings import reading, recurrent_strategy, settle, spec
+from sglang.srt.speculative.ddtree.settings import model_config, reading, recurrent_strategy, settle, spec, uses_mla
 
 
 if TYPE_CHECKING:
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DDTREE = "DDTREE"
+
+#: Draft nodes of a tree when the user says nothing; the field of `ServerArgs` has the same default.
+DEFAULT_BUDGET = 64
 
 #: Attention backends whose TARGET_VERIFY honours an ancestor mask, as shown by the overlay's own tests.
 TREE_ATTENTION_BACKENDS = ("triton",)
@@ -50,6 +54,30 @@ _UNPROVEN_FEATURES = (
     # Host copies hold the target's KV only: a reloaded prefix would be drafted from garbage.
     ("enable_hierarchical_cache", False, "--enable-hierarchical-cache"),
     ("enable_lmcache", False, "--enable-lmcache"),
+    ("enable_flexkv", False, "--enable-flexkv"),
+    ("radix_cache_backend", None, "--radix-cache-backend"),
+    # Pools and caches with layouts of their own, in which no test has moved the KV of accepted nodes.
+    ("enable_unified_memory", False, "--enable-unified-memory"),
+    ("enable_page_major_kv_layout", False, "--enable-page-major-kv-layout"),
+    ("enable_kv_cache_sharding", False, "--enable-kv-cache-sharding"),
+    ("enable_hisparse", False, "--enable-hisparse"),
+    # What they record per KV slot stays behind when an accepted node's KV moves.
+    ("enable_return_routed_experts", False, "--enable-return-routed-experts"),
+    ("enable_return_indexer_topk", False, "--enable-return-indexer-topk"),
+    # A step's hidden states are those of all nodes, not those of the tokens that were kept.
+    ("enable_return_hidden_states", False, "--enable-return-hidden-states"),
+    ("enable_return_aux_hidden_states", False, "--enable-return-aux-hidden-states"),
+    # Recurrent states that are computed anew along a chain.
+    ("enable_linear_replayssm", False, "--enable-linear-replayssm"),
+    ("enable_linear_replayssm_spec", False, "--enable-linear-replayssm-spec"),
+    ("enable_gdn_replayssm_spec", False, "--enable-gdn-replayssm-spec"),
+    # Kernels that take a step in SGLang's place and know of no mask.
+    ("enable_nvidia_megakernel", False, "--enable-nvidia-megakernel"),
+    ("enable_amd_monokernel", False, "--enable-amd-monokernel"),
+    ("enable_layernorm_sp", False, "--enable-layernorm-sp"),
+    ("speculative_use_block_verification", False, "--speculative-use-block-verification"),
+    ("enable_watermark", False, "--enable-watermark"),
+    ("dcp_size", 1, "--dcp-size"),
     ("attn_cp_size", 1, "--attention-context-parallel-size"),
     ("rl_on_policy_target", None, "--rl-on-policy-target"),
 )
@@ -61,35 +89,30 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: A parser that already has `--speculative-algorithm`.
     """
-    from sglang.srt.server_args import ServerArgs
-
     for action in parser._actions:
         if action.dest == "speculative_algorithm" and action.choices is not None:
             action.choices = [*action.choices, DDTREE]
     parser.add_argument(
         "--speculative-ddtree-budget",
         type=int,
-        default=ServerArgs.speculative_ddtree_budget,
+        default=DEFAULT_BUDGET,
         help="DDTREE only. Draft nodes per tree, root not counted; the target verifies budget + 1 tokens a step.",
     )
     parser.add_argument(
         "--speculative-ddtree-topk-cap",
         type=int,
-        default=ServerArgs.speculative_ddtree_topk_cap,
         help="DDTREE only. Most tokens considered per draft position; 1 drafts DFLASH's chain. "
         "Default: as many as the budget, which is exact.",
     )
     parser.add_argument(
         "--speculative-ddtree-chain-seed",
         action="store_true",
-        default=ServerArgs.speculative_ddtree_chain_seed,
         help="DDTREE only. Put the chain of the drafter's first choices, DFLASH's draft, into every tree first: with a "
         "budget of the block size - 1 or more, a greedy step then never accepts less than DFLASH's.",
     )
     parser.add_argument(
         "--speculative-ddtree-allow-hybrid-unsafe",
         action="store_true",
-        default=ServerArgs.speculative_ddtree_allow_hybrid_unsafe,
         help="DDTREE only. Serve a model with recurrent (Mamba, GDN) layers. They keep a state per tree node, which is "
         "proven kernel by kernel for GDN with Triton and for nothing else: the output may differ from the model's own.",
     )
@@ -97,11 +120,21 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(speculative_ddtree_overlay_id=None)
 
 
+def begin_arguments(server_args: ServerArgs) -> None:
+    """What is done before SGLang completes any argument: report the overlay, and let DDTREE choose its backend first.
+
+    SGLang's own defaults, a model's or a GPU's, only fill in what is open: those may be unable to verify a tree.
+    """
+    report_overlay(server_args)
+    if str(reading(server_args).speculative_algorithm).upper() == DDTREE:
+        choose_attention_backend(server_args)
+
+
 def report_overlay(server_args: ServerArgs) -> None:
     """Let `/server_info` name the overlay that this process has loaded; nobody can set it to anything else."""
     from sglang.srt.speculative.ddtree.overlay_id import OVERLAY_ID
 
-    server_args.speculative_ddtree_overlay_id = OVERLAY_ID
+    settle(server_args, speculative_ddtree_overlay_id=OVERLAY_ID)
 
 
 def choose_attention_backend(server_args: ServerArgs) -> None:
@@ -151,7 +184,9 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
             "Set --speculative-dflash-block-size to the block size of the draft model."
         )
     settle(
-        server_args, speculative_dflash_block_size=block_size, speculative_num_draft_tokens=verify_width(server_args)
+        server_args,
+        speculative_dflash_block_size=block_size,
+        speculative_num_draft_tokens=verify_width(reading(server_args)),
     )
     _check_backend(reading(server_args))
     _check_features(reading(server_args))
@@ -159,13 +194,21 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
     _check_capacity(server_args)
 
 
-def verify_width(server_args: ServerArgs) -> int:
-    """Tokens that the target verifies per request and step: the root and `budget` draft nodes."""
+def verify_width(server_args: Any) -> int:
+    """Tokens that the target verifies per request and step: the root and `budget` draft nodes.
+
+    Args:
+        server_args: The arguments, or whatever shows the speculative ones (`settings.spec`).
+    """
     return int(server_args.speculative_ddtree_budget) + 1
 
 
-def largest_width(server_args: ServerArgs) -> int:
-    """The most tokens that a step writes per request: the draft block or the tree, whichever is wider."""
+def largest_width(server_args: Any) -> int:
+    """The most tokens that a step writes per request: the draft block or the tree, whichever is wider.
+
+    Args:
+        server_args: The arguments, or whatever shows the speculative ones (`settings.spec`).
+    """
     block_size = server_args.speculative_dflash_block_size
     return max(int(server_args.speculative_num_draft_tokens), 0 if block_size is None else int(block_size))
 
@@ -218,8 +261,9 @@ def hybrid_risk(server_args: ServerArgs, config: object) -> str:
     parts = (config, getattr(config, "text_config", None), getattr(config, "llm_config", None))
     if not any(hasattr(part, "linear_key_head_dim") for part in parts):
         return "its recurrent layers are not GDN, and of other kernels it is not shown that they keep a state per node"
-    base = server_args.linear_attn_backend
-    kernels = {server_args.linear_attn_decode_backend or base, server_args.linear_attn_prefill_backend or base}
+    found = reading(server_args)
+    base = found.linear_attn_backend
+    kernels = {found.linear_attn_decode_backend or base, found.linear_attn_prefill_backend or base}
     if kernels != {"triton"}:
         return f"of the linear attention backend {' and '.join(sorted(kernels))} only triton's kernels read a tree"
     strategy = recurrent_strategy(server_args)
@@ -235,7 +279,7 @@ def check_hybrid(server_args: ServerArgs, model_name: str, config: object) -> No
         ValueError: The unsafe flag is not set.
     """
     risk = hybrid_risk(server_args, config)
-    if not server_args.speculative_ddtree_allow_hybrid_unsafe:
+    if not reading(server_args).speculative_ddtree_allow_hybrid_unsafe:
         raise ValueError(
             f"DDTREE is not proven to serve {model_name} losslessly: {risk}. Use --speculative-algorithm DFLASH, or "
             "accept that the output may differ with --speculative-ddtree-allow-hybrid-unsafe."
@@ -278,28 +322,46 @@ def _check_features(server_args: Any) -> None:
             raise ValueError(
                 f"DDTREE does not support {flag} yet. Leave it out, or use --speculative-algorithm DFLASH."
             )
+    simulated = os.environ.get("SGLANG_SIMULATE_ACC_LEN", "")
+    if simulated and float(simulated) > 0:
+        raise ValueError(
+            f"DDTREE does not simulate an accept length (SGLANG_SIMULATE_ACC_LEN={simulated}): it would be ignored. "
+            "Unset it."
+        )
 
 
 def _check_model(server_args: ServerArgs) -> None:
-    if server_args.use_mla_backend():
+    if uses_mla(server_args):
         raise ValueError(
             "DDTREE does not support MLA models yet: their tree verify is not proven. "
             "Use --speculative-algorithm DFLASH."
         )
-    model_config = server_args.get_model_config()
-    if is_hybrid_config(model_config.hf_config):
-        name = (model_config.hf_config.architectures or ["this model"])[0]
-        check_hybrid(server_args, name, model_config.hf_config)
+    config = model_config(server_args).hf_config
+    if is_hybrid_config(config):
+        check_hybrid(server_args, (config.architectures or ["this model"])[0], config)
+        _check_tracked_states(server_args)
         # What SGLang's recurrent layers ask before they read a verify input as a tree.
         settle(server_args, speculative_eagle_topk=2)
 
 
+def _check_tracked_states(server_args: ServerArgs) -> None:
+    """Refuse ways of keeping recurrent states for the prefix cache that lose some of a tree step's, flag or no flag."""
+    if recurrent_strategy(server_args) == "extra_buffer_lazy":
+        raise ValueError("DDTREE does not support the lazy extra buffer for recurrent states. Use no_buffer.")
+    interval, width = int(reading(server_args).mamba_track_interval), verify_width(reading(server_args))
+    if interval < width:
+        raise ValueError(
+            f"DDTREE: a step of {width} tokens crosses more than one tracked recurrent state (every {interval}). "
+            f"Set --speculative-ddtree-budget to {interval - 1} or less."
+        )
+
+
 def _check_capacity(server_args: ServerArgs) -> None:
     """Budgets that no configuration of the pools could hold; `gates` checks against the real pools and free memory."""
-    width = verify_width(server_args)
+    width = verify_width(reading(server_args))
     limits = (
-        ("--max-total-tokens", server_args.max_total_tokens),
-        ("the context length", server_args.get_model_config().context_len),
+        ("--max-total-tokens", reading(server_args).max_total_tokens),
+        ("the context length", model_config(server_args).context_len),
     )
     for name, limit in limits:
         if limit is not None and width > int(limit):

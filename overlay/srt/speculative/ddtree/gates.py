@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, verify_width
-from sglang.srt.speculative.ddtree.settings import spec
+from sglang.srt.speculative.ddtree.settings import schedule, spec
 
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def check_model_runner(model_runner: Any) -> None:
         check_hybrid(server_args, type(model_runner.model).__name__, model_runner.model_config.hf_config)
 
 
-def check_recurrent_memory(server_args: Any, state_bytes: int, free_gib: float) -> None:
+def check_recurrent_memory(state_bytes: int, free_gib: float) -> None:
     """Refuse a budget whose recurrent states leave no memory for anything else.
 
     Recurrent layers keep one state per node of every request, whether it is accepted or not.
@@ -46,11 +46,12 @@ def check_recurrent_memory(server_args: Any, state_bytes: int, free_gib: float) 
     Raises:
         ValueError: The states of all nodes do not fit; the text names the largest budget that does.
     """
-    if server_args.speculative_algorithm != DDTREE:
+    if not _ddtree_is_on():
         return
-    requests, width = int(server_args.max_running_requests), verify_width(server_args)
-    if server_args.max_mamba_cache_size is not None:
-        requests = min(requests, int(server_args.max_mamba_cache_size))
+    limits = schedule()
+    requests, width = int(limits.max_running_requests), verify_width(spec())
+    if limits.max_mamba_cache_size is not None:
+        requests = min(requests, int(limits.max_mamba_cache_size))
     needed = state_bytes * requests * width / 2**30
     if needed >= free_gib:
         fits = max(0, int(free_gib * 2**30 / (state_bytes * requests)) - 1)

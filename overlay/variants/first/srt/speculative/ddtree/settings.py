@@ -23,11 +23,28 @@ def settle(server_args: ServerArgs, **values: Any) -> None:
 
 def recurrent_strategy(server_args: ServerArgs) -> str:
     """How recurrent states are kept for the prefix cache."""
-    return str(server_args.mamba_scheduler_strategy)
+    return str(reading(server_args).mamba_scheduler_strategy)
+
+
+def model_config(server_args: ServerArgs) -> Any:
+    """The target's `ModelConfig`."""
+    return server_args.get_model_config()
+
+
+def uses_mla(server_args: ServerArgs) -> bool:
+    """Whether the target is an MLA model."""
+    return bool(server_args.use_mla_backend())
 
 
 def spec() -> Any:
     """The speculative arguments of this process, once they are complete."""
+    from sglang.srt.server_args import get_global_server_args
+
+    return get_global_server_args()
+
+
+def schedule() -> Any:
+    """The arguments about how many requests run, once they are complete."""
     from sglang.srt.server_args import get_global_server_args
 
     return get_global_server_args()

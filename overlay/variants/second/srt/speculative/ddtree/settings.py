@@ -2,6 +2,7 @@
 """How the arguments are read and set while SGLang completes them.
 
 These releases set some of them by declarations, which are applied at the end: until then only a view shows them.
+Once they are complete, they are published by namespace.
 """
 
 from __future__ import annotations
@@ -31,8 +32,25 @@ def recurrent_strategy(server_args: ServerArgs) -> str:
     return str(reading(server_args).mamba_radix_cache_strategy)
 
 
+def model_config(server_args: ServerArgs) -> Any:
+    """The target's `ModelConfig`."""
+    return server_args.get_model_config()
+
+
+def uses_mla(server_args: ServerArgs) -> bool:
+    """Whether the target is an MLA model."""
+    return bool(server_args.use_mla_backend())
+
+
 def spec() -> Any:
     """The speculative arguments of this process, once they are complete."""
     from sglang.srt.runtime_context import get_spec
 
     return get_spec()
+
+
+def schedule() -> Any:
+    """The arguments about how many requests run, once they are complete."""
+    from sglang.srt.runtime_context import get_schedule
+
+    return get_schedule()

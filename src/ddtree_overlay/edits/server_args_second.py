@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""srt/server_args.py in the releases of the second worker, which derive flags from annotated fields."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from ddtree_overlay.edits.anchors import After, Before
+from ddtree_overlay.edits.base import Edit, Example, insert_statements
+from ddtree_overlay.edits.server_args import FIELDS, FLAGS, REPORT_OVERLAY, SERVER_ARGS
+
+
+#: What a field needs to be shown by `get_spec()`.
+FIELDS_PUBLISHED = replace(
+    FIELDS,
+    code=re.sub(r": (.+) = ", r': A[\1, NS("spec")] = ', FIELDS.code),
+    reason="`ServerArgs.from_cli_args` copies every field from the flag of the same name, `get_spec()` shows those of "
+    "its namespace, and `/server_info` answers with every field.",
+)
+
+#: Before anything else, so that no default of a model or a GPU is taken for the user's choice.
+BEGIN = replace(
+    REPORT_OVERLAY,
+    code="""\
+from sglang.srt.speculative.ddtree.args import begin_arguments
+
+begin_arguments(self)
+""",
+    reason="The server reports the overlay it has loaded, and DDTREE chooses its backend before the model's default.",
+)
+
+#: Ours are registered by hand: one text of help for every release.
+FLAGS_DERIVED = FLAGS.moved(After("add_cli_args_from_dataclass(parser, ServerArgs)"))
+
+LARGEST_WIDTH = insert_statements(
+    "ServerArgs.max_speculative_num_draft_tokens",
+    Before("if not self.speculative_adaptive: ..."),
+    """\
+if self.speculative_algorithm == "DDTREE":
+    from sglang.srt.speculative.ddtree.args import largest_width
+
+    return largest_width(self)
+""",
+    reason="Rows, reserves and buffers are sized by this; a step writes a draft block or a tree, whichever is wider.",
+)
+
+_BEFORE = """\
+class ServerArgs:
+    speculative_dflash_block_size: A[
+        Optional[int],
+        "DFLASH only. Block size.",
+    ] = None
+    speculative_accept_threshold_single: A[float, "Accept."] = 1.0
+
+    def __post_init__(self):
+        'Complete the arguments.'
+
+        self._resolved_overrides = []
+
+    @staticmethod
+    def add_cli_args(parser):
+
+        # Auto-derived.
+        add_cli_args_from_dataclass(parser, ServerArgs)
+
+        parser.add_argument("--reasoning-parser")
+
+    @cached_property
+    def max_speculative_num_draft_tokens(self):
+        if self.speculative_num_draft_tokens is None:
+            return None
+        if not self.speculative_adaptive:
+            return self.speculative_num_draft_tokens
+        return 8
+"""
+
+_AFTER = """\
+class ServerArgs:
+    speculative_dflash_block_size: A[
+        Optional[int],
+        "DFLASH only. Block size.",
+    ] = None
+    speculative_ddtree_budget: int = 64
+    speculative_ddtree_topk_cap: Optional[int] = None
+    speculative_ddtree_chain_seed: bool = False
+    speculative_ddtree_allow_hybrid_unsafe: bool = False
+    speculative_ddtree_overlay_id: Optional[str] = None
+    speculative_accept_threshold_single: A[float, "Accept."] = 1.0
+
+    def __post_init__(self):
+        'Complete the arguments.'
+
+        from sglang.srt.speculative.ddtree.args import begin_arguments
+
+        begin_arguments(self)
+
+        self._resolved_overrides = []
+
+    @staticmethod
+    def add_cli_args(parser):
+
+        # Auto-derived.
+        add_cli_args_from_dataclass(parser, ServerArgs)
+        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+
+        add_ddtree_cli_args(parser)
+
+        parser.add_argument("--reasoning-parser")
+
+    @cached_property
+    def max_speculative_num_draft_tokens(self):
+        if self.speculative_num_draft_tokens is None:
+            return None
+        if self.speculative_algorithm == "DDTREE":
+            from sglang.srt.speculative.ddtree.args import largest_width
+
+            return largest_width(self)
+        if not self.speculative_adaptive:
+            return self.speculative_num_draft_tokens
+        return 8
+"""
+
+_SUMMARY = "Add the DDTREE fields and flags, choose a backend that can verify a tree, and size memory for both widths."
+
+#: 0.5.14 to 0.5.16.
+SERVER_ARGS_DERIVED = Edit(
+    path=SERVER_ARGS.path,
+    summary=_SUMMARY,
+    insertions=(FIELDS, BEGIN, FLAGS_DERIVED, LARGEST_WIDTH),
+    examples=(Example(_BEFORE, _AFTER),),
+)
+
+#: 0.5.17 and 0.5.18.
+SERVER_ARGS_PUBLISHED = Edit(
+    path=SERVER_ARGS.path,
+    summary=_SUMMARY,
+    insertions=(FIELDS_PUBLISHED, BEGIN, FLAGS_DERIVED, LARGEST_WIDTH),
+    examples=(
+        Example(
+            _BEFORE, _AFTER.replace(FIELDS.code.replace("\n", "\n    "), FIELDS_PUBLISHED.code.replace("\n", "\n    "))
+        ),
+    ),
+)
+
+#: 0.5.19: arguments are completed by `arg_groups/pipeline.py`, and widths are sized by the algorithm.
+SERVER_ARGS_RAW = Edit(
+    path=SERVER_ARGS.path,
+    summary="Add the DDTREE fields and flags.",
+    insertions=(FIELDS_PUBLISHED, FLAGS_DERIVED),
+    examples=(
+        Example(
+            before="""\
+class ServerArgs:
+    speculative_dflash_block_size: A[Optional[int], "Block size.", NS("spec")] = None
+
+    @staticmethod
+    def add_cli_args(parser):
+        add_cli_args_from_dataclass(parser, ServerArgs)
+""",
+            after="""\
+class ServerArgs:
+    speculative_dflash_block_size: A[Optional[int], "Block size.", NS("spec")] = None
+    speculative_ddtree_budget: A[int, NS("spec")] = 64
+    speculative_ddtree_topk_cap: A[Optional[int], NS("spec")] = None
+    speculative_ddtree_chain_seed: A[bool, NS("spec")] = False
+    speculative_ddtree_allow_hybrid_unsafe: A[bool, NS("spec")] = False
+    speculative_ddtree_overlay_id: A[Optional[str], NS("spec")] = None
+
+    @staticmethod
+    def add_cli_args(parser):
+        add_cli_args_from_dataclass(parser, ServerArgs)
+        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+
+        add_ddtree_cli_args(parser)
+""",
+        ),
+    ),
+)
+
+#: 0.5.20 and later: the fields stand in `arg_groups/fields/spec.py`.
+SERVER_ARGS_FLAGS = Edit(
+    path=SERVER_ARGS.path,
+    summary="Add the DDTREE flags.",
+    insertions=(FLAGS_DERIVED,),
+    examples=(
+        Example(
+            before="""\
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+
+        # Auto-derived.
+        add_cli_args_from_dataclass(parser, ServerArgs)
+
+        parser.add_argument("--reasoning-parser")
+""",
+            after="""\
+class ServerArgs:
+    @staticmethod
+    def add_cli_args(parser):
+
+        # Auto-derived.
+        add_cli_args_from_dataclass(parser, ServerArgs)
+        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+
+        add_ddtree_cli_args(parser)
+
+        parser.add_argument("--reasoning-parser")
+""",
+        ),
+    ),
+)
+
+FIELDS_SPEC = Edit(
+    path="srt/arg_groups/fields/spec.py",
+    summary="Add the DDTREE fields.",
+    insertions=(replace(FIELDS, scope="Spec"),),
+    examples=(
+        Example(
+            before="""\
+class Spec(msgspec.Struct):
+    _NS_PATH = "spec"
+    speculative_dflash_block_size: A[
+        Optional[int],
+        "DFLASH only. Block size.",
+    ] = None
+    speculative_adaptive: A[bool, "Adaptive."] = False
+""",
+            after="""\
+class Spec(msgspec.Struct):
+    _NS_PATH = "spec"
+    speculative_dflash_block_size: A[
+        Optional[int],
+        "DFLASH only. Block size.",
+    ] = None
+    speculative_ddtree_budget: int = 64
+    speculative_ddtree_topk_cap: Optional[int] = None
+    speculative_ddtree_chain_seed: bool = False
+    speculative_ddtree_allow_hybrid_unsafe: bool = False
+    speculative_ddtree_overlay_id: Optional[str] = None
+    speculative_adaptive: A[bool, "Adaptive."] = False
+""",
+        ),
+    ),
+)
+
+PIPELINE = Edit(
+    path="srt/arg_groups/pipeline.py",
+    summary="Report the overlay, and choose a backend that can verify a tree, before any argument is completed.",
+    insertions=(
+        BEGIN.moved(
+            After("cfg = resolving_view(server_args)"),
+            scope="run_resolution_pipeline",
+            renamed={"self": "server_args"},
+        ),
+    ),
+    examples=(
+        Example(
+            before="""\
+def run_resolution_pipeline(server_args):
+    server_args._resolved_overrides = list(getattr(server_args, "_resolved_overrides", ()))
+
+    cfg = resolving_view(server_args)
+
+    handle_mega_moe(server_args)
+""",
+            after="""\
+def run_resolution_pipeline(server_args):
+    server_args._resolved_overrides = list(getattr(server_args, "_resolved_overrides", ()))
+
+    cfg = resolving_view(server_args)
+
+    from sglang.srt.speculative.ddtree.args import begin_arguments
+
+    begin_arguments(server_args)
+
+    handle_mega_moe(server_args)
+""",
+        ),
+    ),
+)
+
+RUNTIME_CONTEXT = Edit(
+    path="srt/runtime_context.py",
+    summary="Size memory for the wider of draft block and tree, where the published arguments are asked.",
+    insertions=(
+        LARGEST_WIDTH.moved(
+            Before("if not spec.speculative_adaptive: ..."),
+            scope="max_speculative_num_draft_tokens",
+            renamed={"self": "spec"},
+        ),
+    ),
+    examples=(
+        Example(
+            before="""\
+def max_speculative_num_draft_tokens():
+    spec = get_spec()
+    if not spec.speculative_adaptive:
+        return spec.speculative_num_draft_tokens
+    return 8
+""",
+            after="""\
+def max_speculative_num_draft_tokens():
+    spec = get_spec()
+    if spec.speculative_algorithm == "DDTREE":
+        from sglang.srt.speculative.ddtree.args import largest_width
+
+        return largest_width(spec)
+    if not spec.speculative_adaptive:
+        return spec.speculative_num_draft_tokens
+    return 8
+""",
+        ),
+    ),
+)
