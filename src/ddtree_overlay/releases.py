@@ -5,10 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddtree_overlay.edits.allocation_sizing import ALLOCATION_SIZING
 from ddtree_overlay.edits.base import Edit
-from ddtree_overlay.edits.dflash_info import DFLASH_INFO
+from ddtree_overlay.edits.dflash_info import DFLASH_INFO, DFLASH_INFO_PER_REQUEST
+from ddtree_overlay.edits.dflash_info_v2 import DFLASH_INFO_V2
 from ddtree_overlay.edits.dflash_model import DFLASH_MODEL
+from ddtree_overlay.edits.dflash_utils import DFLASH_UTILS
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
+from ddtree_overlay.edits.dflash_worker_v2 import DFLASH_WORKER_V2
 from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED, KV_CACHE_MIXIN_STATES
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND
@@ -28,7 +32,8 @@ from ddtree_overlay.edits.spec_info_second import SPEC_INFO_PER_BS, SPEC_INFO_PE
 from ddtree_overlay.edits.spec_utils import SPEC_UTILS, SPEC_UTILS_PUBLISHED
 from ddtree_overlay.edits.speculative_hook import SPECULATIVE_HOOK, SPECULATIVE_HOOK_DECLARED, SPECULATIVE_HOOK_SECOND
 from ddtree_overlay.edits.tokenizer_manager import TOKENIZER_MANAGER, TOKENIZER_MANAGER_PUBLISHED
-from ddtree_overlay.edits.triton_backend import TRITON_BACKEND
+from ddtree_overlay.edits.tp_worker import TP_WORKER
+from ddtree_overlay.edits.triton_backend import TRITON_BACKEND, TRITON_BACKEND_ROOMY
 from ddtree_overlay.errors import OverlayError
 
 
@@ -140,6 +145,17 @@ _SECOND_20 = (
     TOKENIZER_MANAGER_PUBLISHED,
 )
 
+#: How its worker runs, from 0.5.17 on.
+_RUNTIME_17 = (
+    DFLASH_WORKER_V2,
+    DFLASH_INFO_V2,
+    DFLASH_INFO_PER_REQUEST,
+    DFLASH_UTILS,
+    TRITON_BACKEND_ROOMY,
+    ALLOCATION_SIZING,
+    TP_WORKER,
+)
+
 RELEASES = (
     Release("0.5.11", _FIRST, sites="0.5.11", variants=("first", "0.5.11")),
     Release("0.5.12", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
@@ -152,7 +168,7 @@ PENDING: tuple[Release, ...] = (
     Release("0.5.14", _SECOND_14, sites="0.5.14", variants=("second", "0.5.14")),
     Release("0.5.15", _SECOND_14, sites="0.5.15", variants=("second", "0.5.15")),
     Release("0.5.16", _SECOND_16, sites="0.5.16", variants=("second", "0.5.15")),
-    Release("0.5.17", _SECOND_17, sites="0.5.17", variants=("second", "0.5.17")),
+    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=("second", "0.5.17")),
     Release("0.5.18", _SECOND_18, sites="0.5.18", variants=("second", "0.5.17")),
     Release("0.5.19", _SECOND_19, sites="0.5.19", variants=("second", "0.5.19")),
     Release("0.5.20", _SECOND_20, sites="0.5.20", variants=("second", "0.5.19")),

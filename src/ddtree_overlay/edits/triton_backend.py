@@ -56,14 +56,10 @@ class TritonMultiStepDraftBackend:
 """,
 )
 
-TRITON_BACKEND = Edit(
-    path="srt/layers/attention/triton_backend.py",
-    summary="Check that CUDA graphs of a tree's width fit into memory, and size their buffers for a tree.",
-    insertions=(
-        insert_statements(
-            "TritonAttnBackend.init_cuda_graph_state",
-            AtStart(),
-            """\
+GRAPH_BUFFERS = insert_statements(
+    "TritonAttnBackend.init_cuda_graph_state",
+    AtStart(),
+    """\
 if self.num_draft_tokens:
     from sglang.srt.speculative.ddtree.gates import prepare_graph_buffers
 
@@ -71,19 +67,52 @@ if self.num_draft_tokens:
         self, max_bs, max_num_tokens, kv_indices_buf
     )
 """,
-            reason="A budget that graphs cannot hold must fail by its name; KV indices need one row a request.",
-            blank_after=1,
-        ),
-        insert_statements(
-            "TritonAttnBackend.init_cuda_graph_state",
-            After("self.cuda_graph_custom_mask = torch.zeros(...)"),
-            """\
+    reason="A budget that graphs cannot hold must fail by its name; KV indices need one row a request.",
+    blank_after=1,
+)
+
+GRAPH_MASK = insert_statements(
+    "TritonAttnBackend.init_cuda_graph_state",
+    After("self.cuda_graph_custom_mask = torch.zeros(...)"),
+    """\
 from sglang.srt.speculative.ddtree.gates import grow_graph_mask
 
 self.cuda_graph_custom_mask = grow_graph_mask(self, max_num_tokens)
 """,
-            reason="A tree mask row covers the prefix and the tree, which is longer than `max_context_len`.",
+    reason="A tree mask row covers the prefix and the tree, which is longer than `max_context_len`.",
+)
+
+TRITON_BACKEND = Edit(
+    path="srt/layers/attention/triton_backend.py",
+    summary="Check that CUDA graphs of a tree's width fit into memory, and size their buffers for a tree.",
+    insertions=(GRAPH_BUFFERS, GRAPH_MASK),
+    examples=(EXAMPLE,),
+)
+
+#: For the releases whose mask has room for the tree itself.
+TRITON_BACKEND_ROOMY = Edit(
+    path=TRITON_BACKEND.path,
+    summary="Check that CUDA graphs of a tree's width fit into memory, and keep their KV indices small.",
+    insertions=(GRAPH_BUFFERS,),
+    examples=(
+        Example(
+            before="""\
+class TritonAttnBackend:
+    def init_cuda_graph_state(self, max_bs, max_num_tokens, kv_indices_buf=None):
+        self.cuda_graph_attn_logits = torch.zeros(max_num_tokens)
+""",
+            after="""\
+class TritonAttnBackend:
+    def init_cuda_graph_state(self, max_bs, max_num_tokens, kv_indices_buf=None):
+        if self.num_draft_tokens:
+            from sglang.srt.speculative.ddtree.gates import prepare_graph_buffers
+
+            kv_indices_buf = prepare_graph_buffers(
+                self, max_bs, max_num_tokens, kv_indices_buf
+            )
+
+        self.cuda_graph_attn_logits = torch.zeros(max_num_tokens)
+""",
         ),
     ),
-    examples=(EXAMPLE,),
 )

@@ -116,10 +116,20 @@ def assign_req_to_token_pool_func(rows, req_to_token, starts, ends, slots, batch
         at += end - start
 
 
-#: Module of SGLang -> the name that is replaced there. The last one moved in 0.5.13.
-REPLACED = {
-    "sglang.srt.layers.attention.triton_ops.extend_attention": "extend_attention_fwd",
-    "sglang.srt.layers.attention.triton_ops.decode_attention": "decode_attention_fwd",
-    "sglang.srt.layers.attention.utils": "create_flashinfer_kv_indices_triton",
-    "sglang.srt.speculative.spec_utils": "assign_req_to_token_pool_func",
+#: Module of SGLang, below `sglang.`, -> the name that is replaced there. A release has at least one of the places
+#: of each name.
+PLACES = {
+    "srt.layers.attention.triton_ops.extend_attention": "extend_attention_fwd",
+    "srt.layers.attention.triton_ops.decode_attention": "decode_attention_fwd",
+    "srt.layers.attention.utils": "create_flashinfer_kv_indices_triton",
+    "srt.speculative.spec_utils": "assign_req_to_token_pool_func",
+    # 0.5.14 and 0.5.15
+    "srt.speculative.triton_ops.cache_locs": "assign_req_to_token_pool_func",
+    "srt.layers.attention.triton_ops.kv_indices": "create_flashinfer_kv_indices_triton",
+    # 0.5.16 and later
+    "kernels.ops.attention.extend_attention": "extend_attention_fwd",
+    "kernels.ops.attention.decode_attention": "decode_attention_fwd",
+    "kernels.ops.kvcache.kv_indices": "create_flashinfer_kv_indices_triton",
+    # 0.5.20 and later
+    "kernels.ops.attention.kv_indices": "create_flashinfer_kv_indices_triton",
 }

@@ -2,10 +2,11 @@
 """What a float32 engine on a CPU needs changed, in every process the engine starts, and the tests' view into DFLASH.
 
 `DDTREE_TEST_KEEP_DTYPE`: SGLang casts a drafter's input embeddings with `.bfloat16()` whatever its dtype; a float32
-DFLASH needs them left alone (DDTREE sees to it itself). `DDTREE_TEST_CHAIN_TRACE`: a file that gets a JSON line per
-DFLASH verify step with the drafted chain of each request. `DDTREE_TEST_REFERENCE_KERNELS`: torch in place of a step's
-Triton kernels (see `reference_kernels`). `DDTREE_TEST_KV_TRACE`: a file that gets a JSON line per request that leaves
-the engine, with its text and the KV of every committed token.
+DFLASH needs them left alone (DDTREE sees to it itself). `DDTREE_TEST_ANY_DEVICE`: newer releases refuse DFLASH on a
+CPU, and their worker calls `record_stream`, which a CPU tensor lacks. `DDTREE_TEST_CHAIN_TRACE`: a file that gets a
+JSON line per DFLASH verify step with the drafted chain of each request. `DDTREE_TEST_REFERENCE_KERNELS`: torch in place
+of a step's Triton kernels (see `reference_kernels`). `DDTREE_TEST_KV_TRACE`: a file that gets a JSON line per request
+that leaves the engine, with its text and the KV of every committed token.
 """
 
 import importlib.abc
@@ -91,6 +92,28 @@ if os.environ.get("DDTREE_TEST_KEEP_DTYPE"):
     else:
         torch.Tensor.bfloat16 = lambda self: self
 
+if os.environ.get("DDTREE_TEST_ANY_DEVICE"):
+
+    def _any_device(module):
+        plain = module._handle_dflash
+
+        def handle_dflash(server_args):
+            device = server_args.device
+            object.__setattr__(server_args, "device", "cuda")
+            try:
+                plain(server_args)
+            finally:
+                object.__setattr__(server_args, "device", device)
+
+        module._handle_dflash = handle_dflash
+
+    sys.meta_path.insert(0, _AfterImport("sglang.srt.arg_groups.speculative_hook", _any_device))
+
+    def _stay(module):
+        module.torch.Tensor.record_stream = lambda self, stream: None
+
+    sys.meta_path.insert(0, _AfterImport("sglang.srt.speculative.dflash_worker_v2", _stay))
+
 if os.environ.get("DDTREE_TEST_CHAIN_TRACE"):
     chain_trace = os.environ["DDTREE_TEST_CHAIN_TRACE"]
     sys.meta_path.insert(0, _AfterImport(CHAIN_MODULE, lambda module: _trace_chains(module, chain_trace)))
@@ -100,17 +123,14 @@ if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
     def _use_reference(module):
         import reference_kernels
 
-        name = reference_kernels.REPLACED[module.__name__]
+        name = reference_kernels.PLACES[module.__name__.removeprefix("sglang.")]
         assert hasattr(module, name), f"{module.__name__} has no {name} to replace"
         setattr(module, name, getattr(reference_kernels, name))
 
-    for _module in (
-        "layers.attention.triton_ops.extend_attention",
-        "layers.attention.triton_ops.decode_attention",
-        "layers.attention.utils",
-        "speculative.spec_utils",
-    ):
-        sys.meta_path.insert(0, _AfterImport(f"sglang.srt.{_module}", _use_reference))
+    from reference_kernels import PLACES
+
+    for _module in PLACES:
+        sys.meta_path.insert(0, _AfterImport(f"sglang.{_module}", _use_reference))
 
 if os.environ.get("DDTREE_TEST_KV_TRACE"):
     kv_trace = os.environ["DDTREE_TEST_KV_TRACE"]

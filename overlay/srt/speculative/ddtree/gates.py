@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, verify_width
+from sglang.srt.speculative.ddtree.names import is_recurrent
 from sglang.srt.speculative.ddtree.settings import schedule, spec
 
 
@@ -30,7 +31,7 @@ def check_model_runner(model_runner: Any) -> None:
             f"DDTREE does not serve models with sliding-window attention (window {window}): the window would be "
             "measured from a node's slot instead of its position. Use --speculative-algorithm DFLASH."
         )
-    if model_runner.mambaish_config is not None:
+    if is_recurrent(model_runner):
         check_hybrid(server_args, type(model_runner.model).__name__, model_runner.model_config.hf_config)
 
 
@@ -46,7 +47,7 @@ def check_recurrent_memory(state_bytes: int, free_gib: float) -> None:
     Raises:
         ValueError: The states of all nodes do not fit; the text names the largest budget that does.
     """
-    if not _ddtree_is_on():
+    if not is_ddtree_on():
         return
     limits = schedule()
     requests, width = int(limits.max_running_requests), verify_width(spec())
@@ -106,7 +107,7 @@ def prepare_graph_buffers(
     Raises:
         ValueError: The buffers are larger than the free memory; the text names the largest budget that fits.
     """
-    if not _ddtree_is_on():
+    if not is_ddtree_on():
         return kv_indices
     if torch.cuda.is_available():
         _check_free_memory(backend, max_bs, max_num_tokens)
@@ -122,7 +123,7 @@ def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
     copying its mask would fail.
     """
     mask: torch.Tensor = backend.cuda_graph_custom_mask
-    if not _ddtree_is_on():
+    if not is_ddtree_on():
         return mask
     return mask.new_zeros(int(max_num_tokens) * (backend.max_context_len + backend.num_draft_tokens))
 
@@ -152,5 +153,6 @@ def _check_free_memory(backend: Any, max_bs: int, max_num_tokens: int) -> None:
         )
 
 
-def _ddtree_is_on() -> bool:
+def is_ddtree_on() -> bool:
+    """Whether this process serves with DDTREE."""
     return bool(spec().speculative_algorithm == DDTREE)

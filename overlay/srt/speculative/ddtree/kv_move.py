@@ -17,23 +17,26 @@ from sglang.srt.mem_cache.memory_pool import HybridLinearKVPool, MHATokenToKVPoo
 from sglang.srt.speculative.ddtree.move_kernel import WORD_BYTES, move_rows
 
 
-def movable_pool(pool: Any, page_size: int) -> MHATokenToKVPool:
+def movable_pool(pool: Any, page_size: int | None = None) -> MHATokenToKVPool:
     """The pool that holds every byte of a token's KV in `k_buffer` and `v_buffer`, one row a slot.
 
     Args:
         pool: The target's KV pool.
-        page_size: For the text of the refusal.
+        page_size: For the text of the refusal: the page size that makes KV move; None where it always moves.
 
     Raises:
         ValueError: The pool keeps KV elsewhere too, or in a layout that is not proven.
     """
     inner = pool.full_kv_pool if type(pool) is HybridLinearKVPool else pool
-    if type(inner) is not MHATokenToKVPool:
-        raise ValueError(
-            f"DDTREE moves accepted KV when --page-size is above 1 (it is {page_size}), and that is not proven for "
-            f"{type(inner).__name__}. Use --page-size 1, or another --kv-cache-dtype if that chose the pool."
-        )
-    return inner
+    layout = getattr(inner, "kv_cache_layout", "nhd")
+    if type(inner) is MHATokenToKVPool and layout == "nhd":
+        return inner
+    what = type(inner).__name__ if layout == "nhd" else f"the layout {layout} of {type(inner).__name__}"
+    when, advice = "", "Use another --kv-cache-dtype if that chose the pool, or --speculative-algorithm DFLASH."
+    if page_size is not None:
+        when = f" when --page-size is above 1 (it is {page_size})"
+        advice = "Use --page-size 1, or another --kv-cache-dtype if that chose the pool."
+    raise ValueError(f"DDTREE moves accepted KV{when}, and that is not proven for {what}. {advice}")
 
 
 def move_to_front(pool: MHATokenToKVPool, slots: torch.Tensor, path: torch.Tensor, counts: torch.Tensor) -> None:

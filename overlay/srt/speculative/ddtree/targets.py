@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.sampler import apply_custom_logit_processor
-from sglang.srt.speculative.ddtree.names import replaces_nan
+from sglang.srt.speculative.ddtree.names import draw, replaces_nan
 
 
 #: Most bytes of probabilities held at once while sampling.
@@ -28,6 +28,11 @@ def adjust_logits(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
     """
     if sampling_info.penalizer_orchestrator.is_required:
         sampling_info.penalizer_orchestrator.apply(logits, repeat=width)
+    adjust_without_penalties(logits, sampling_info, width)
+
+
+def adjust_without_penalties(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
+    """Apply logit bias and custom logit processors, as `adjust_logits` does behind the penalties."""
     if sampling_info.logit_bias is not None:
         logits.view(-1, width, logits.shape[1]).add_(sampling_info.logit_bias.unsqueeze(1))
     if sampling_info.has_custom_logit_processor:
@@ -50,7 +55,7 @@ def count_roots(sampling_info: Any, roots: torch.Tensor, sampling_params: list[A
     if sampling_info is None or not sampling_info.penalizer_orchestrator.is_required:
         return None
     sampling_info.penalizer_orchestrator.cumulate_output_tokens(roots)
-    return torch.tensor([_is_penalised(params) for params in sampling_params], device=roots.device)
+    return torch.tensor([is_penalised(params) for params in sampling_params], device=roots.device)
 
 
 def roots_only(sampling_info: Any, penalised: torch.Tensor | None) -> torch.Tensor | None:
@@ -62,7 +67,8 @@ def roots_only(sampling_info: Any, penalised: torch.Tensor | None) -> torch.Tens
     return processed if penalised is None else penalised | processed
 
 
-def _is_penalised(params: Any) -> bool:
+def is_penalised(params: Any) -> bool:
+    """Whether what a request may say next depends on what it has said."""
     changed = params.frequency_penalty or params.presence_penalty or params.repetition_penalty != 1.0
     return bool(changed or params.min_new_tokens > 0)
 
@@ -96,7 +102,8 @@ class TargetChooser:
         simple = not (per_node.need_top_p_sampling or per_node.need_top_k_sampling or per_node.need_min_p_sampling)
         rows = max(1, _PROBS_BYTES // (4 * logits.shape[1]))
         sampled = [
-            self._sampler._sample_from_probs(
+            draw(
+                self._sampler,
                 torch.softmax(logits[part].float() / per_node.temperatures[part], dim=-1),
                 _rows_of(per_node, part),
                 positions[part],

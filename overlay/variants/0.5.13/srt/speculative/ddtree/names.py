@@ -27,6 +27,16 @@ def replaces_nan(sampler: Any) -> bool:  # noqa: ARG001
     return False
 
 
+def draw(sampler: Any, probs: Any, sampling_info: Any, positions: Any, simple: bool) -> Any:
+    """One token per row of probabilities, as plain decoding draws it."""
+    return sampler._sample_from_probs(probs, sampling_info, positions, simple)
+
+
+def is_recurrent(model_runner: Any) -> bool:
+    """Whether the model has layers that keep a recurrent state."""
+    return model_runner.mambaish_config is not None
+
+
 def commit_recurrent_state(
     attn_backend: Any, *, last_nodes: Any, track_indices: Any, tracked_nodes: Any, model: Any
 ) -> None:

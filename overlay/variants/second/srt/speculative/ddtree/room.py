@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Room for what the scheduler reserves ahead: two steps, since a step is launched before the last one is counted."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from sglang.srt.speculative.ddtree.args import draft_width
+from sglang.srt.speculative.ddtree.gates import is_ddtree_on
+from sglang.srt.speculative.ddtree.settings import spec
+
+
+logger = logging.getLogger(__name__)
+
+#: Tokens that SGLang keeps between the longest input and the longest request.
+_SPARE_INPUT = 5
+
+
+def reserved_slots(page_size: int) -> int:
+    """Slots that a request may hold beyond its committed tokens: two steps, and what its last page has left."""
+    return 2 * max(int(spec().speculative_num_draft_tokens), draft_width()) + page_size - 1
+
+
+def row_headroom(extra: int, page_size: int) -> int:
+    """Columns that a `req_to_token` row needs beyond the context length.
+
+    SGLang adds one verify width where pages hold one slot, but maps two: near the context's end the rest would be
+    written into the next request's row.
+
+    Args:
+        extra: Columns that SGLang adds.
+        page_size: Slots of a page.
+    """
+    return max(extra, reserved_slots(page_size)) if is_ddtree_on() else extra
+
+
+def longest_request(model_runner: Any, longest: int) -> int:
+    """The longest request whose last step fits into the KV pool beside its own tokens.
+
+    SGLang admits up to the pool's size. Such a request would be aborted half-way, when nothing is left to retract.
+
+    Args:
+        model_runner: The target's.
+        longest: What SGLang would admit.
+
+    Raises:
+        ValueError: The pool cannot hold the steps of any request.
+    """
+    if not is_ddtree_on():
+        return longest
+    pool, page_size = int(model_runner.token_to_kv_pool_allocator.size), int(model_runner.page_size)
+    reserved = reserved_slots(page_size)
+    fits = min(longest, pool - reserved)
+    if fits <= _SPARE_INPUT:
+        raise ValueError(
+            f"DDTREE reserves {reserved} KV slots for one request's next two steps, but the pool holds {pool} tokens. "
+            "Lower --speculative-ddtree-budget or raise --mem-fraction-static."
+        )
+    if fits < longest:
+        logger.warning(
+            "DDTREE: requests are limited to %d tokens; two steps need %d of %d slots.", fits, reserved, pool
+        )
+    return fits

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What goes into one tree verify step: slots, mask, and the target's batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.ddtree.names import mask_buffer, reserved_lens
+from sglang.srt.speculative.ddtree.topology import tree_links
+from sglang.srt.speculative.ddtree.tree import Tree
+from sglang.srt.speculative.ddtree.tree_mask import write_tree_mask
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+    from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+
+
+def verify_slots(req_to_token: torch.Tensor, batch: ScheduleBatch, width: int) -> torch.Tensor:
+    """The slots of each request's next `width` positions, int64 [bs, width], in a tensor of our own.
+
+    Args:
+        req_to_token: The scheduler's table, integers [requests, positions].
+        batch: `req_pool_indices` and `seq_lens` of it are read.
+        width: Nodes per request; node i is verified in slot i.
+    """
+    places = batch.seq_lens.unsqueeze(1) + torch.arange(width, device=batch.seq_lens.device)
+    return req_to_token[batch.req_pool_indices.unsqueeze(1), places].to(torch.int64)
+
+
+def prepare_verify(
+    batch: ScheduleBatch,
+    target_worker: TpModelWorker,
+    draft_input: DFlashDraftInputV2,
+    tree: Tree,
+    *,
+    positions: torch.Tensor,
+    slots: torch.Tensor,
+) -> ForwardBatch:
+    """The target's verify batch, its attention metadata written already.
+
+    Args:
+        positions: Position of each node, int64 [bs * W].
+        slots: Slot of each node, int64 [bs, W].
+    """
+    lens, total = reserved_lens(draft_input)
+    width = slots.shape[1]
+    # Recurrent layers read the tree's shape from every verify input; never a chain now and a tree then, since a CUDA
+    # graph is captured for one of them.
+    first_child, next_sibling = tree_links(tree.parents)
+    verify_input = DFlashVerifyInput(
+        draft_token=tree.tokens.reshape(-1),
+        positions=positions,
+        draft_token_num=width,
+        custom_mask=_mask(target_worker.model_runner.attn_backend, batch, tree, width * total),
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        retrieve_next_token=first_child,
+        retrieve_next_sibling=next_sibling,
+    )
+    batch.out_cache_loc = slots.reshape(-1)
+    # The host's bound of each length, for what is planned on the host.
+    exact_lens, exact_total = batch.seq_lens_cpu, batch.seq_lens_sum
+    if exact_lens is None:
+        batch.seq_lens_cpu, batch.seq_lens_sum = lens, total
+    else:
+        batch.seq_lens_cpu = exact_lens + width
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+    verify_batch, _ = verify_input.prepare_for_verify(batch, target_worker)
+    batch.seq_lens_cpu, batch.seq_lens_sum = exact_lens, exact_total
+    return verify_batch
+
+
+def _mask(attn_backend: Any, batch: ScheduleBatch, tree: Tree, cells: int) -> torch.Tensor:
+    """The step's mask, in the backend's own buffer where it has one: CUDA graphs read it there.
+
+    Args:
+        cells: At most so many; the scheduler reserved as many slots of each request as a mask row can have columns.
+    """
+    buffer = mask_buffer(attn_backend, len(batch.reqs))
+    out = torch.empty(cells, dtype=torch.bool, device=tree.tokens.device) if buffer is None else buffer[:cells]
+    write_tree_mask(out, tree.ancestors, batch.seq_lens)
+    return out

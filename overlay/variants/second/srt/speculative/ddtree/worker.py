@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The DDTREE worker of SGLang's second generation of DFLASH workers, with or without overlap scheduling.
+
+It is the DFLASH worker up to the drafter's hidden states; from there on a step verifies a tree instead of a chain, and
+hands back what DFLASH hands back. The scheduler reserves slots ahead, so a step allocates and frees nothing.
+
+With overlap scheduling the scheduler goes on as soon as the target's verify has been launched, and may rewrite what it
+shares with the worker: the request-to-token table, the batch, the penalties. Whatever a step needs of them is copied to
+tensors of its own before that launch. Nothing in a step waits for the device.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
+from sglang.srt.speculative.ddtree.args import draft_width, verify_width
+from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
+from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.gates import check_model_runner
+from sglang.srt.speculative.ddtree.grammar import node_grammar
+from sglang.srt.speculative.ddtree.kv_move import movable_pool, move_to_front
+from sglang.srt.speculative.ddtree.names import draft_arguments, draft_scope, next_draft_input
+from sglang.srt.speculative.ddtree.penalties import root_penalties
+from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_without_penalties, roots_only
+from sglang.srt.speculative.ddtree.trace import is_tracing, trace_step
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree, is_exact
+from sglang.srt.speculative.ddtree.verify_input import prepare_verify, verify_slots
+from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sglang.srt.managers.schedule_batch import ScheduleBatch
+    from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+
+logger = logging.getLogger(__name__)
+
+
+def create_ddtree_worker() -> type[DDTreeWorker]:
+    """The worker class for `SpeculativeAlgorithm.create_worker`."""
+    return DDTreeWorker
+
+
+class DDTreeWorker(DFlashWorkerV2):
+    """Drafts a block with DFlash, verifies a tree of it.
+
+    Args:
+        server_args: The target's arguments. The DFLASH worker and its draft runner are built where the only width is
+            the block.
+    """
+
+    def __init__(self, *, server_args: ServerArgs, target_worker: TpModelWorker, **kwargs: Any) -> None:
+        check_model_runner(target_worker.model_runner)
+        with draft_scope():
+            super().__init__(server_args=draft_arguments(server_args), target_worker=target_worker, **kwargs)
+        self.width = verify_width(server_args)
+        self.budget = int(server_args.speculative_ddtree_budget)
+        cap = server_args.speculative_ddtree_topk_cap
+        # A path of ranks r1..rd is among the best B only if r1 * .. * rd <= B, so B choices a position are exact.
+        self.topk = self.budget if cap is None else min(self.budget, int(cap))
+        self.chain_seed = bool(server_args.speculative_ddtree_chain_seed)
+        self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
+        model = self.model_runner.model
+        lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
+        self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
+        self._is_first_rank = get_tp_group().rank_in_group == 0
+        # DFLASH's note on its own chain verify would be untrue here.
+        self._warned_sampling_fallback = True
+        if int(self.block_size) != draft_width():
+            raise RuntimeError(
+                f"DDTREE: the drafter was built for blocks of {self.block_size} tokens instead of {draft_width()}"
+            )
+
+    def init_attention_backends(self) -> None:
+        """Build the draft's backends; the target's pools and backends are there by now."""
+        self._pool = movable_pool(self.model_runner.token_to_kv_pool)
+        with draft_scope():
+            super().init_attention_backends()
+        if self._is_first_rank:
+            logger.info(
+                "DDTREE ready. block size %d (%d draft positions), budget %d (verify width %d), top-k %d, "
+                "chain seed %s, attention backend %s",
+                self.block_size,
+                self.block_size - 1,
+                self.budget,
+                self.width,
+                self.topk,
+                "on" if self.chain_seed else "off",
+                type(self.model_runner.attn_backend).__name__,
+            )
+
+    def init_cuda_graphs(self) -> None:
+        """Capture the draft's graphs, of the block's width."""
+        with draft_scope():
+            super().init_cuda_graphs()
+
+    def _maybe_build_draft_sampler(self) -> None:
+        """No greedy head in the draft's graph: a tree needs more than the first choice of each position."""
+
+    def _verify_tree(
+        self,
+        batch: ScheduleBatch,
+        *,
+        draft_input: DFlashDraftInputV2,
+        draft_hidden: torch.Tensor,
+        block_ids: torch.Tensor,
+        block_positions: torch.Tensor,
+        block_slots: torch.Tensor,
+        on_publish: Callable[[torch.Tensor], None] | None,
+        grammar_barrier: Callable[[], None] | None = None,
+    ) -> GenerationBatchResult:
+        """Turn a drafted block into a tree, verify it and commit a path of it: the rest of a DFLASH decode step.
+
+        Args:
+            draft_input: The batch's draft state.
+            draft_hidden: Draft hidden states, [bs * block, hidden]; row i of a block is about the i-th token after the
+                bonus token.
+            block_ids: Draft input tokens, int64 [bs, block]; column 0 is the bonus token.
+            block_positions: Position of each draft input token, int64 [bs * block].
+            block_slots: Slot of each, int64 [bs, block].
+            on_publish: Told the new lengths as soon as they are known.
+            grammar_barrier: Brings the requests' grammars up to date with the step before this one.
+
+        Returns:
+            Tokens with a stride of the block size, commit lengths, lengths and draft state of the next step.
+        """
+        prefix_lens, sampling_info = batch.seq_lens, batch.sampling_info
+        tree, exact = self._build_tree(draft_hidden, block_ids)
+        positions = (prefix_lens.unsqueeze(1) + tree.depths).flatten()
+        slots = verify_slots(self.model_runner.req_to_token_pool.req_to_token, batch, self.width)
+        penalties = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs)
+        grammar = node_grammar(batch, tree)
+        verify_batch = prepare_verify(batch, self.target_worker, draft_input, tree, positions=positions, slots=slots)
+
+        output = self.target_worker.forward_batch_generation(
+            batch=None, forward_batch=verify_batch, is_verify=True, skip_attn_backend_init=True
+        )
+        logits_output = output.logits_output
+        logits = logits_output.next_token_logits
+        if penalties is not None:
+            penalties.apply(logits.view(-1, self.width, logits.shape[1])[:, 0])
+        if sampling_info is not None:
+            adjust_without_penalties(logits, sampling_info, self.width)
+        if grammar is not None:
+            grammar.apply(logits, batch, grammar_barrier)
+        target_tokens = self._targets.choose(logits, sampling_info, positions, self.width)
+        penalised = None if penalties is None else penalties.requests
+        acceptance = accept_paths(tree, target_tokens, roots_only(sampling_info, penalised))
+
+        commit_lens = (acceptance.accept_lens + 1).to(torch.int32)
+        new_seq_lens = prefix_lens + commit_lens.to(prefix_lens.dtype)
+        move_to_front(self._pool, slots, acceptance.path, commit_lens)
+        accepted_rows = rows_of_batch(acceptance.path, self.width)
+        commit_mamba_states_after_verify(self.target_worker, batch, commit_lens, accepted_rows, self.width)
+        if on_publish is not None:
+            on_publish(new_seq_lens)
+
+        if logits_output.hidden_states is None:
+            raise RuntimeError("DDTREE verify requires the target's hidden states, but got None.")
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=committed_rows(logits_output.hidden_states, accepted_rows, int(self.block_size)),
+            cache_loc=block_slots.reshape(-1),
+            cache_loc_2d=block_slots,
+            positions=block_positions,
+            commit_lens=commit_lens,
+        )
+        # Nobody reads them any more, and with overlap scheduling they would be copied to the host.
+        logits_output.hidden_states = None
+        self._trace(batch, prefix_lens, tree, acceptance, exact)
+        return GenerationBatchResult(
+            logits_output=logits_output,
+            next_token_ids=emitted_tokens(tree, acceptance, int(self.block_size)).reshape(-1),
+            accept_lens=commit_lens,
+            can_run_cuda_graph=output.can_run_cuda_graph,
+            next_draft_input=next_draft_input(self, draft_input, acceptance.bonus, new_seq_lens),
+            speculative_num_draft_tokens=int(self.block_size),
+            new_seq_lens=new_seq_lens,
+        )
+
+    def _build_tree(self, draft_hidden: torch.Tensor, block_ids: torch.Tensor) -> tuple[Tree, torch.Tensor | None]:
+        """The tree of each request; for the trace, whether a top-k cap can be shown to have changed nothing."""
+        batch_size, block_size = block_ids.shape
+        rows = draft_hidden.view(batch_size, block_size, -1)[:, 1:].reshape(-1, draft_hidden.shape[-1])
+        shape = (batch_size, block_size - 1, -1)
+        log_probs, token_ids = (part.view(shape) for part in self._draft_head.top_log_probs(rows, self.topk))
+        tree = build_tree(block_ids[:, 0], log_probs, token_ids, self.budget, chain_seed=self.chain_seed)
+        return tree, is_exact(tree, log_probs, chain_seed=self.chain_seed) if is_tracing() else None
+
+    def _trace(
+        self,
+        batch: ScheduleBatch,
+        prefix_lens: torch.Tensor,
+        tree: Tree,
+        acceptance: Acceptance,
+        exact: torch.Tensor | None,
+    ) -> None:
+        """Write the step down, if tracing is on; unlike the step itself this waits for the device."""
+        if not (is_tracing() and self._is_first_rank):
+            return
+        committed = [count + 1 for count in acceptance.accept_lens.tolist()]
+        trace_step([req.rid for req in batch.reqs], prefix_lens.tolist(), tree, acceptance, committed, exact=exact)

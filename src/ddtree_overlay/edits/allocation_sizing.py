@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""srt/mem_cache/allocation_sizing.py: columns of `req_to_token` behind the context's end."""
+
+from __future__ import annotations
+
+from ddtree_overlay.edits.anchors import Before
+from ddtree_overlay.edits.base import Edit, Example, insert_statements
+
+
+EXAMPLE = Example(
+    before="""\
+def get_req_to_token_extra_context_len(server_args):
+    extra = 4 + (server_args.max_speculative_num_draft_tokens or 0)
+    return extra
+""",
+    after="""\
+def get_req_to_token_extra_context_len(server_args):
+    extra = 4 + (server_args.max_speculative_num_draft_tokens or 0)
+    from sglang.srt.speculative.ddtree.room import row_headroom
+
+    extra = row_headroom(extra, server_args.page_size)
+    return extra
+""",
+)
+
+ROW_HEADROOM = insert_statements(
+    "get_req_to_token_extra_context_len",
+    Before("return extra"),
+    """\
+from sglang.srt.speculative.ddtree.room import row_headroom
+
+extra = row_headroom(extra, server_args.page_size)
+""",
+    reason="Near the context's end the reserve of two steps would run into the row of the next request.",
+)
+
+ALLOCATION_SIZING = Edit(
+    path="srt/mem_cache/allocation_sizing.py",
+    summary="Give each request's row room for all slots that are reserved ahead.",
+    insertions=(ROW_HEADROOM,),
+    examples=(EXAMPLE,),
+)
