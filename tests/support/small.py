@@ -226,7 +226,7 @@ def grow_graph_mask(backend, max_num_tokens):
     return backend.cuda_graph_custom_mask
 
 
-def check_recurrent_memory(server_args, state_bytes, free_gib):
+def check_recurrent_memory(state_bytes, free_gib):
     return None
 """,
     "srt/speculative/ddtree/draft_model.py": """\
