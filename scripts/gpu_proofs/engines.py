@@ -71,6 +71,11 @@ class Machine:
         """Let the engines go that wait for further calls, and end what still runs."""
         for arm in self.arms.values():
             arm.dismiss()
+        patience = time.monotonic() + 15
+        for arm in self.arms.values():
+            while arm.alive() and arm.stays and time.monotonic() < patience:
+                time.sleep(0.1)
+            arm.kill()
         self.threads.shutdown(wait=True)
 
 
@@ -146,13 +151,14 @@ class Arm:
         draft.write_text(json.dumps(calls))
         draft.rename(self.answer.with_suffix(f".calls-{count}"))
 
+    def alive(self) -> bool:
+        """Whether the engine runs."""
+        return self.process is not None and self.process.poll() is None
+
     def dismiss(self) -> None:
         """No further calls."""
-        if self.stays and self.process and self.process.poll() is None:
+        if self.stays and self.alive():
             self.ask(next(self.rounds), [])
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(30)
-        self.kill()
 
     def kill(self) -> None:
         """End the engine with everything that it started."""
