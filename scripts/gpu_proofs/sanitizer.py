@@ -98,6 +98,7 @@ def part_sanitizer(part: Part) -> None:
 def sanitized_engine(part: Part, wrapper: list[str]) -> Arm:
     """One request in a replayed graph, then three at once, which are more than any captured batch."""
     small = {"cuda_graph_bs": [1, 2], "cuda_graph_max_bs": 2, "max_running_requests": 4, "page_size": 16}
+    small["watchdog_timeout"] = 3600  # a step takes as long as it takes
     some = prompts(part.options, 8)[2:8:2]
     calls = [greedy(some[:1], 8), greedy(some, 8)]
     return part.engine("engine", calls, wrapper=wrapper, **part.drafting("DDTREE"), **small)
