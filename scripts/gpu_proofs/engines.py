@@ -25,6 +25,8 @@ PROJECT = Path(__file__).resolve().parents[2]
 SCRIPTS = PROJECT / "scripts"
 #: Rendezvous ports lie below the range from which a kernel gives ports away: an engine takes its own a minute late.
 FIRST_PORT = 20100
+#: Seconds that decoding leaves for judging: what is done by then gets its verdict.
+JUDGING = 60
 
 
 def sibling(name: str) -> Any:
@@ -101,7 +103,7 @@ class Arm:
     def run(self) -> dict[str, Any] | None:
         """Start the engine and wait for its first result; it gives its room away then."""
         with self.machine.room:
-            if self.machine.left() < 20:
+            if self.machine.left() < JUDGING + 20:
                 self.ended = "no time left"
                 return None
             start = time.monotonic()
@@ -109,15 +111,15 @@ class Arm:
                 self.process = subprocess.Popen(
                     self.command, env=self.env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
                 )
-            found = self.wait_for(self.answer, ends=not self.stays)
+            found = self.wait_for(self.answer, ends=not self.stays, reserve=JUDGING)
             how = "" if found else f", {self.ended}"
             self.machine.say(f"engine {self.name}: {time.monotonic() - start:.0f} s{how}")
             return found
 
-    def wait_for(self, file: Path, *, ends: bool) -> dict[str, Any] | None:
-        """The JSON that the engine writes to `file`; with `ends` the engine has to end as well."""
+    def wait_for(self, file: Path, *, ends: bool, reserve: float = 0) -> dict[str, Any] | None:
+        """The JSON that the engine writes to `file`, `reserve` seconds before the end; with `ends` it has to end."""
         assert self.process
-        while self.machine.left() > 0:
+        while self.machine.left() > reserve:
             code = self.process.poll()
             if file.exists() and not (ends and code is None):
                 self.ended = str(code)
