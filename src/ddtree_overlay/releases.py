@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from ddtree_overlay.edits.base import Edit
 from ddtree_overlay.edits.dflash_info import DFLASH_INFO
 from ddtree_overlay.edits.dflash_model import DFLASH_MODEL
+from ddtree_overlay.edits.dflash_utils import DFLASH_UTILS
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
+from ddtree_overlay.edits.flashattention_backend import FLASHATTENTION_BACKEND
+from ddtree_overlay.edits.flashinfer_backend import FLASHINFER_BACKEND
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER
 from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
@@ -47,6 +50,9 @@ _FIRST = (
     SERVER_ARGS,
     DFLASH_WORKER,
     TRITON_BACKEND,
+    FLASHINFER_BACKEND,
+    FLASHATTENTION_BACKEND,
+    DFLASH_UTILS,
     KV_CACHE_MIXIN,
     SCHEDULE_BATCH,
     TOKENIZER_MANAGER,
@@ -60,6 +66,9 @@ _FIRST_13 = (
     SPECULATIVE_HOOK,
     DFLASH_WORKER,
     TRITON_BACKEND,
+    FLASHINFER_BACKEND,
+    FLASHATTENTION_BACKEND,
+    DFLASH_UTILS,
     KV_CACHE_MIXIN_COUNTED,
     SCHEDULE_BATCH,
     TOKENIZER_MANAGER,

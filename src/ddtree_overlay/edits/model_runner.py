@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""srt/model_executor/model_runner.py: the dtype of what the drafter is fed."""
+"""srt/model_executor/model_runner.py: the dtype of what the drafter is fed, and a mask for warm-ups."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ class ModelRunner:
         if forward_batch.input_embeds is not None:
             kwargs["input_embeds"] = forward_batch.input_embeds.bfloat16()
         return self.model.forward(**kwargs)
+
+    def _dummy_run(self, batch_size):
+        def get_spec_info():
+            spec_info = None
+            return spec_info
+
+        spec_info = get_spec_info()
+        return spec_info
 """,
     after="""\
 class ModelRunner:
@@ -25,12 +33,22 @@ class ModelRunner:
             if self.is_draft_worker and self.server_args.speculative_algorithm == "DDTREE":
                 kwargs["input_embeds"] = forward_batch.input_embeds.to(self.dtype)
         return self.model.forward(**kwargs)
+
+    def _dummy_run(self, batch_size):
+        def get_spec_info():
+            spec_info = None
+            return spec_info
+
+        spec_info = get_spec_info()
+        if self.server_args.speculative_algorithm == "DDTREE" and not self.is_draft_worker:
+            spec_info.custom_mask = buffers.custom_mask
+        return spec_info
 """,
 )
 
 MODEL_RUNNER = Edit(
     path="srt/model_executor/model_runner.py",
-    summary="Feed a drafter that is not bfloat16 embeddings of its own dtype.",
+    summary="Feed a drafter that is not bfloat16 embeddings of its own dtype, and give warm-ups a mask.",
     insertions=(
         insert_statements(
             "ModelRunner.forward_extend",
@@ -40,6 +58,15 @@ if self.is_draft_worker and self.server_args.speculative_algorithm == "DDTREE":
     kwargs["input_embeds"] = forward_batch.input_embeds.to(self.dtype)
 """,
             reason="The cast ends the first step of a float16 or float32 drafter, or costs it its precision.",
+        ),
+        insert_statements(
+            "ModelRunner._dummy_run",
+            After("spec_info = get_spec_info()"),
+            """\
+if self.server_args.speculative_algorithm == "DDTREE" and not self.is_draft_worker:
+    spec_info.custom_mask = buffers.custom_mask
+""",
+            reason="A tree is never verified without a mask, and FlashAttention reads it in a warm-up as well.",
         ),
     ),
     examples=(EXAMPLE,),

@@ -14,6 +14,8 @@ import copy
 import logging
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, check_backends
+
 
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
@@ -21,23 +23,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DDTREE = "DDTREE"
-
-#: Attention backends whose TARGET_VERIFY honours an ancestor mask, as shown by the overlay's own tests.
-TREE_ATTENTION_BACKENDS = ("triton",)
-
-_NO_MASK = "its verify kernels are causal and take no ancestor mask"
-_UNTESTED = "no test has shown that it honours an ancestor mask"
-#: Why not one of the others. A backend that is not named here was unknown when this was written.
-_WHY_NOT = {
-    "flashinfer": "it takes a mask, but cuts it wrongly for sliding windows, and its graphs are not tested with one",
-    "fa3": "it reads a mask only where speculative_eagle_topk is above 1; here it would verify the tree as a chain",
-    "fa4": "it reads a mask only where speculative_eagle_topk is above 1; here it would verify the tree as a chain",
-    "torch_native": "it ignores the mask",
-    "flex_attention": "it ignores the mask",
-    **dict.fromkeys(("trtllm_mha", "trtllm_mla", "cutlass_mla", "flashmla", "tokenspeed_mla", "cutedsl_mla"), _NO_MASK),
-    **dict.fromkeys(("nsa", "dsa", "dsv4", "dual_chunk_flash_attn"), _NO_MASK),
-    **dict.fromkeys(("aiter", "wave", "ascend", "intel_amx", "intel_xpu"), _UNTESTED),
-}
 
 #: Features whose interplay with a tree is not proven: the field, the value that leaves it off, its flag.
 _UNPROVEN_FEATURES = (
@@ -151,7 +136,7 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
         )
     server_args.speculative_dflash_block_size = block_size
     server_args.speculative_num_draft_tokens = verify_width(server_args)
-    _check_backend(server_args)
+    check_backends(server_args)
     _check_features(server_args)
     _check_model(server_args)
     _check_capacity(server_args)
@@ -246,16 +231,6 @@ def _check_own_fields(server_args: ServerArgs) -> None:
             raise ValueError(
                 f"DDTREE is lossless, a relaxed acceptance is not: --{field.replace('_', '-')} must stay 1.0, "
                 f"got {getattr(server_args, field)}."
-            )
-
-
-def _check_backend(server_args: ServerArgs) -> None:
-    for role, backend in zip(("prefill", "decode"), server_args.get_attention_backends(), strict=True):
-        if backend not in TREE_ATTENTION_BACKENDS:
-            raise ValueError(
-                f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: "
-                f"{_WHY_NOT.get(backend, _UNTESTED)}. "
-                f"Supported: {', '.join(TREE_ATTENTION_BACKENDS)} (--attention-backend)."
             )
 
 
