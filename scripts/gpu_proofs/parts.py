@@ -38,18 +38,20 @@ def part_graphs(part: Part, **extra: Any) -> None:
     report_acceptance(part, arms)
 
 
-def report_replays(part: Part, arm: Arm | None) -> None:
+def report_replays(part: Part, arm: Arm | None, name: str = "", kind: str = "") -> None:
     """Of a watched engine: its replayed steps beside the same steps without a graph.
+
+    `name` goes in front of the rows; `kind` is that of `judge`, by which the rounding was measured.
 
     A replay runs the same kernels on the same inputs; where it turns another token first, the two have to be a rounding
     apart for both runs.
     """
     steps = part.watched(arm) if arm and arm.result() else []
     replayed = [step for step in steps if step["graph"]]
-    part.facts["steps"] = steps
+    part.facts["steps" + name] = steps
     if not steps:
         failed = arm and arm.ended != "no time left"
-        part.check("replay equals eager on the same inputs", False if failed else None, "no graph was replayed")
+        part.check(f"{name}replay equals eager on the same inputs", False if failed else None, "no graph was replayed")
         return
     gap = max((gap for step in steps for gap in step["gaps"]), default=0.0)
     lengths = {length for step in steps for length in step["lengths"]}
@@ -58,10 +60,10 @@ def report_replays(part: Part, arm: Arm | None) -> None:
         f"{len(lengths)} lengths; logits apart at most {max(s['logits'] for s in steps):.4f}, hidden "
         f"{max(s['hidden'] for s in steps):.4f}; {sum(len(s['gaps']) for s in steps)} argmaxes differ by {gap:.4f}"
     )
-    bound = part.facts.get("noise", {}).get("largest", 0.0)
-    part.check("replay equals eager on the same inputs", bool(replayed) and gap <= bound, figures)
+    bound = part.facts.get("noise" + kind, {}).get("largest", 0.0)
+    part.check(f"{name}replay equals eager on the same inputs", bool(replayed) and gap <= bound, figures)
     rows = sum(step["rows"] for step in steps)
-    part.check("every row is finite, padding included", all(s["finite"] for s in steps), f"{rows} rows")
+    part.check(f"{name}every row is finite, padding included", all(s["finite"] for s in steps), f"{rows} rows")
 
 
 def report_acceptance(part: Part, arms: dict[str, Arm]) -> None:

@@ -37,7 +37,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "zero top-k cap": ({"speculative_ddtree_topk_cap": 0}, ["--speculative-ddtree-topk-cap", "at least 1"]),
     "torch_native backend": ({"attention_backend": "torch_native"}, ["'torch_native'", "Supported: triton"]),
-    "fa3 backend": ({"attention_backend": "fa3", "device": "cuda"}, ["'fa3'", "verify the tree as a chain"]),
+    "fa3 backend": ({"attention_backend": "fa3", "device": "cuda"}, ["'fa3'", "no run on a GPU has shown"]),
     "other decode backend": ({"decode_attention_backend": "flashinfer"}, ["decode", "'flashinfer'"]),
     "other prefill backend": ({"prefill_attention_backend": "flashinfer"}, ["prefill", "'flashinfer'"]),
     "relaxed acceptance": ({"speculative_accept_threshold_single": 0.5}, ["must stay 1.0", "0.5"]),
