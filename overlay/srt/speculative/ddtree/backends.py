@@ -11,12 +11,11 @@ from typing import Any
 
 
 #: Backends whose TARGET_VERIFY honours an ancestor mask, as shown by the overlay's own tests. The first is the default.
-TREE_ATTENTION_BACKENDS = ("triton",)
+TREE_ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3")
 
 #: The ones of them that were proven with KV stored in 8 bits.
 FLOAT8_KV_BACKENDS = ("triton",)
 
-_UNPROVEN = "it reads the mask, but no run on a GPU has shown yet that a node sees its ancestors and nobody else"
 _NO_VERIFY = "it has no verify step of its own: it would attend in order, whatever the mask"
 _CHAINS = "its verify step is causal and takes no mask"
 _MLA = "it serves MLA models only, and DDTREE does not serve those"
@@ -24,8 +23,6 @@ _OTHER_HARDWARE = "it runs on hardware that no proof was run on"
 
 #: Why not one of the others. A backend that is not named here was unknown when this was written.
 WHY_NOT = {
-    "flashinfer": _UNPROVEN,
-    "fa3": _UNPROVEN,
     "fa4": "it is the code of fa3 on other kernels, with which no tree was ever run",
     **dict.fromkeys(("torch_native", "flex_attention", "dual_chunk_flash_attn"), _NO_VERIFY),
     "trtllm_mha": _CHAINS,
