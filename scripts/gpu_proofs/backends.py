@@ -24,6 +24,9 @@ MIXED = {
     "speculative_attention_mode": "decode",
 }
 
+#: A budget beyond the block of the pair, so that a chain leaves nodes over.
+PADDED = 24
+
 
 def part_backends(part: Part) -> None:
     """Per backend: greedy output, hidden nodes, replays; pages of 1 and 16; all engines beside each other."""
@@ -61,6 +64,9 @@ def start(part: Part, name: str, calls: list[dict[str, Any]]) -> tuple[Arm, dict
         paged = {} if page == 1 else {"page_size": page}
         arm_name = f"DDTREE {name} watched, pages of {page}"
         arms[arm_name] = part.engine(f"watched-{name}-{page}", calls, watched=True, **tree, **paged)
+    # A chain in a budget that it cannot fill: every tree ends in padding nodes.
+    chain = part.drafting("DDTREE", PADDED) | {"speculative_ddtree_topk_cap": 1} | backend
+    arms[f"DDTREE {name} watched, padding"] = part.engine(f"padded-{name}", calls, watched=True, **chain)
     if part.options.float8:
         # FlashAttention 3 knows the one type of 8 bits, FlashInfer both.
         kind = {"kv_cache_dtype": "fp8_e4m3", "page_size": 16}
@@ -100,5 +106,6 @@ def report_hiding(part: Part, name: str, arm: Arm) -> None:
         f"{max(step['leak'] for step in steps):.4f}), {total['blind']} of {total['seeing rows']} that see them did not"
     )
     passed = not total["leaks"] and not total["blind"] and bool(total["hidden rows"] and total["seeing rows"])
+    passed &= "padding" not in name or any(step["changed padding"] for step in steps)
     part.check(f"{name}: nodes see their ancestors and nobody else", passed, figures)
     part.facts[f"hiding, {name}"] = total

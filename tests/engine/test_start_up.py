@@ -36,7 +36,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["context length (256)", "255 or less"],
     ),
     "zero top-k cap": ({"speculative_ddtree_topk_cap": 0}, ["--speculative-ddtree-topk-cap", "at least 1"]),
-    "torch_native backend": ({"attention_backend": "torch_native"}, ["'torch_native'", "Supported: triton, flashinfer, fa3"]),
+    "torch_native backend": (
+        {"attention_backend": "torch_native"},
+        ["'torch_native'", "Supported: triton, flashinfer, fa3"],
+    ),
     "fa4 backend": ({"attention_backend": "fa4", "device": "cuda"}, ["'fa4'", "no tree was ever run"]),
     "other decode backend": ({"decode_attention_backend": "torch_native"}, ["decode", "'torch_native'"]),
     "other prefill backend": ({"prefill_attention_backend": "torch_native"}, ["prefill", "'torch_native'"]),
