@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A second opinion on every tree verify of an engine, for `scripts/gpu_prove`.
 
-Put this folder on PYTHONPATH and name a file in `DDTREE_WATCH`: each verify forward of the target that replays a CUDA
-graph is run again without it, on the same inputs and slots, and a JSON line says how far the two are apart.
+Put this folder on PYTHONPATH and name a file in `DDTREE_WATCH`. Each verify forward of the target is run twice more on
+the same slots, and a JSON line says what came out. First with another token at one node of each tree (so that its keys
+and values change in every layer): exactly the nodes that see it may give other numbers. Then with the first inputs
+again and without the CUDA graph: how far are the two apart?
 """
 
 import importlib.abc
 import importlib.machinery
 import json
 import os
+import random
 import sys
 
 
@@ -17,29 +20,70 @@ MODULE = "sglang.srt.model_executor.model_runner"
 
 def watch(module, target):
     """Wrap `ModelRunner._forward_raw`, which decides whether a graph is replayed."""
-    plain = module.ModelRunner._forward_raw
+    plain, dice = module.ModelRunner._forward_raw, random.Random(0)  # noqa: S311  (nodes, not secrets)
 
     def _forward_raw(self, forward_batch, *args, **kwargs):
-        if self.is_draft_worker or not forward_batch.forward_mode.is_target_verify() or not self.graph_runner:
+        if self.is_draft_worker or not forward_batch.forward_mode.is_target_verify():
             return plain(self, forward_batch, *args, **kwargs)
         # A verify shifts the convolution windows of recurrent layers in place.
         windows = [(window, window.clone()) for window in recurrent_windows(self)]
+
+        def again():
+            for window, before in windows:
+                window.copy_(before)
+            return plain(self, forward_batch, *args, **kwargs)
+
         given = plain(self, forward_batch, *args, **kwargs)
-        for window, before in windows:
-            window.copy_(before)
         logits, hidden = (part.clone() for part in parts(given.logits_output))
+        hiding = hide(forward_batch, again, dice, logits, hidden)
         graph, self.graph_runner = self.graph_runner, None
         try:
-            again = plain(self, forward_batch, *args, **kwargs)
+            eager = again()  # last, so that the slots hold the right keys and values
         finally:
             self.graph_runner = graph
         with open(target, "a") as out:
-            line = compare(forward_batch, logits, hidden, *parts(again.logits_output))
-            out.write(json.dumps({"graph": bool(given.can_run_graph), **line}) + "\n")
+            line = compare(forward_batch, logits, hidden, *parts(eager.logits_output))
+            out.write(json.dumps({"graph": bool(given.can_run_graph), **line, **hiding}) + "\n")
         given.logits_output.next_token_logits, given.logits_output.hidden_states = logits, hidden
         return given
 
     module.ModelRunner._forward_raw = _forward_raw
+
+
+def hide(forward_batch, again, dice, logits, hidden):
+    """Change the token of one node a tree: which rows give other numbers, and which should?
+
+    A row that sees the node must change, or the check could not fail; any other must be the same to the bit.
+    """
+    import torch
+
+    tree = forward_batch.spec_info.tree
+    batch, width = tree.tokens.shape
+    # Of two drawn nodes the upper one: an inner node more often than a leaf, which nobody else sees.
+    nodes = [min(dice.randrange(width), dice.randrange(width)) for _ in range(batch)]
+    rows = [request * width + node for request, node in enumerate(nodes)]
+    given = forward_batch.input_ids
+    forward_batch.input_ids = given.clone()
+    forward_batch.input_ids[rows] = (given[rows] + 1 + dice.randrange(logits.shape[1] - 1)) % logits.shape[1]
+    try:
+        others = parts(again().logits_output)
+    finally:
+        forward_batch.input_ids = given
+    apart = [
+        (mine.float() - other.float()).abs().amax(dim=1) for mine, other in zip((logits, hidden), others, strict=True)
+    ]
+    changed = (apart[0] > 0) | (apart[1] > 0)
+    sees = tree.ancestors[list(range(batch)), :, nodes].flatten()
+    leaks = changed & ~sees
+    return {
+        "changed nodes": nodes,
+        "changed padding": sum(node > 0 and int(tree.parents[i, node]) < 0 for i, node in enumerate(nodes)),
+        "hidden rows": int((~sees).sum()),
+        "leaks": int(leaks.sum()),
+        "leak": float(torch.maximum(*apart)[leaks].amax()) if leaks.any() else 0.0,
+        "seeing rows": int(sees.sum()),
+        "blind": int((sees & ~changed).sum()),
+    }
 
 
 def recurrent_windows(model_runner):

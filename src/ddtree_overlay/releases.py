@@ -10,9 +10,11 @@ from ddtree_overlay.edits.base import Edit
 from ddtree_overlay.edits.dflash_info import DFLASH_INFO, DFLASH_INFO_PER_REQUEST
 from ddtree_overlay.edits.dflash_info_v2 import DFLASH_INFO_V2
 from ddtree_overlay.edits.dflash_model import DFLASH_MODEL
-from ddtree_overlay.edits.dflash_utils import DFLASH_UTILS
+from ddtree_overlay.edits.dflash_utils import DFLASH_UTILS, DFLASH_UTILS_SECOND
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
 from ddtree_overlay.edits.dflash_worker_v2 import DFLASH_WORKER_V2
+from ddtree_overlay.edits.flashattention_backend import FLASHATTENTION_BACKEND
+from ddtree_overlay.edits.flashinfer_backend import FLASHINFER_BACKEND
 from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED, KV_CACHE_MIXIN_STATES
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND
@@ -65,6 +67,9 @@ _FIRST = (
     SERVER_ARGS,
     DFLASH_WORKER,
     TRITON_BACKEND,
+    FLASHINFER_BACKEND,
+    FLASHATTENTION_BACKEND,
+    DFLASH_UTILS,
     KV_CACHE_MIXIN,
     SCHEDULE_BATCH,
     TOKENIZER_MANAGER,
@@ -78,6 +83,9 @@ _FIRST_13 = (
     SPECULATIVE_HOOK,
     DFLASH_WORKER,
     TRITON_BACKEND,
+    FLASHINFER_BACKEND,
+    FLASHATTENTION_BACKEND,
+    DFLASH_UTILS,
     KV_CACHE_MIXIN_COUNTED,
     SCHEDULE_BATCH,
     TOKENIZER_MANAGER,
@@ -150,7 +158,7 @@ _RUNTIME_17 = (
     DFLASH_WORKER_V2,
     DFLASH_INFO_V2,
     DFLASH_INFO_PER_REQUEST,
-    DFLASH_UTILS,
+    DFLASH_UTILS_SECOND,
     TRITON_BACKEND_ROOMY,
     ALLOCATION_SIZING,
     TP_WORKER,

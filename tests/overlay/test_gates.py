@@ -27,6 +27,7 @@ def server_args(**changed: object) -> SimpleNamespace:
         "linear_attn_prefill_backend": None,
         "mamba_scheduler_strategy": "no_buffer",
         "get_model_config": lambda: SimpleNamespace(vocab_size=151_936),
+        "get_attention_backends": lambda: ("triton", "triton"),
     }
     return SimpleNamespace(**(base | changed))
 
@@ -38,9 +39,21 @@ def runner(**changed: object) -> SimpleNamespace:
         "sliding_window_size": None,
         "mambaish_config": None,
         "model": object(),
-        "model_config": SimpleNamespace(hf_config=object()),
+        "model_config": model_config(),
+        "kv_cache_dtype": torch.bfloat16,
     }
     return SimpleNamespace(**(base | changed))
+
+
+def model_config(**changed: object) -> SimpleNamespace:
+    """Of a model with plain attention."""
+    base = {"hf_config": object(), "is_local_attention_model": False, "has_attention_sinks": False}
+    return SimpleNamespace(**(base | changed))
+
+
+def on(*backends: str) -> SimpleNamespace:
+    """Arguments that name a prefill and a decode backend."""
+    return server_args(get_attention_backends=lambda: backends)
 
 
 def backend(width: int = 65) -> SimpleNamespace:
@@ -64,8 +77,11 @@ def gpu_with(monkeypatch: pytest.MonkeyPatch, free: float) -> None:
 
 
 def test_plain_attention_model_is_served() -> None:
-    """Nothing to refuse, nothing said."""
+    """Nothing to refuse, nothing said; Triton counts sinks once and was proven with 8-bit KV."""
     gates.check_model_runner(runner())
+    sinks = model_config(has_attention_sinks=True)
+    gates.check_model_runner(runner(model_config=sinks, kv_cache_dtype=torch.float8_e5m2))
+    gates.check_model_runner(runner(server_args=on("fa3", "flashinfer")))
 
 
 @pytest.mark.parametrize(
@@ -73,10 +89,16 @@ def test_plain_attention_model_is_served() -> None:
     [
         ({"sliding_window_size": 4096}, "sliding-window attention .window 4096."),
         ({"mambaish_config": object()}, "--speculative-ddtree-allow-hybrid-unsafe"),
+        ({"model_config": model_config(is_local_attention_model=True)}, "chunked attention"),
+        (
+            {"server_args": on("triton", "fa3"), "model_config": model_config(has_attention_sinks=True)},
+            "count the sinks twice",
+        ),
+        ({"server_args": on("fa3", "triton"), "kv_cache_dtype": torch.float8_e4m3fn}, "8 bits is not proven .* fa3"),
     ],
 )
 def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, object], said: str) -> None:
-    """Sliding windows and recurrent layers end the start."""
+    """Windows, chunks, sinks, 8-bit KV and recurrent layers that no test has shown end the start."""
     with pytest.raises(ValueError, match=said):
         gates.check_model_runner(runner(**changed))
 
@@ -196,12 +218,38 @@ def test_graph_mask_holds_a_full_batch_at_the_end_of_the_context() -> None:
     assert gates.grow_graph_mask(small, 3 * 9).numel() >= 3 * 9 * (31 + 9)
 
 
+def test_flashinfer_rows_hold_prefix_and_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer reads a slot for the prefix and for every node; a budget that does not fit is refused by its name."""
+    set_global_server_args_for_scheduler(server_args())
+    small = SimpleNamespace(max_context_len=32, kv_indptr=[torch.zeros(1)])
+    buffer = gates.prepare_flashinfer_buffers(small, 3, 3 * 65, None)
+    assert buffer is not None
+    assert (buffer.dtype, buffer.numel()) == (torch.int32, 3 * (32 + 65))
+    assert gates.prepare_flashinfer_buffers(small, 3, 3 * 65, buffer) is buffer
+    gpu_with(monkeypatch, 2**20)
+    with pytest.raises(ValueError, match="3 requests of 65 tokens"):
+        gates.prepare_flashinfer_buffers(small, 3, 3 * 65, None)
+
+
+def test_flash_attention_is_checked_for_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of slots per node, page tables and logits have to fit; the draft's graphs are not checked."""
+    set_global_server_args_for_scheduler(server_args())
+    gpu_with(monkeypatch, 2**30)
+    gates.check_flash_attention_buffers(backend(), 2, 2 * 65)
+    gpu_with(monkeypatch, 2**20)
+    with pytest.raises(ValueError, match="2 requests of 65 tokens"):
+        gates.check_flash_attention_buffers(backend(), 2, 2 * 65)
+    gates.check_flash_attention_buffers(backend(), 2, 2 * 16)
+
+
 def test_other_algorithms_keep_their_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without DDTREE nothing is checked, grown or replaced."""
     gpu_with(monkeypatch, 0)
     set_global_server_args_for_scheduler(server_args(speculative_algorithm="DFLASH"))
     triton = backend()
     assert gates.prepare_graph_buffers(triton, 48, 48 * 65, None) is None
+    assert gates.prepare_flashinfer_buffers(triton, 48, 48 * 65, None) is None
+    gates.check_flash_attention_buffers(triton, 48, 48 * 65)
     assert gates.grow_graph_mask(triton, 48 * 65) is triton.cuda_graph_custom_mask
     assert extra_draft_columns(server_args(speculative_algorithm="DFLASH")) == 0
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""srt/model_executor/model_runner.py: the dtype of what the drafter is fed."""
+"""srt/model_executor/model_runner.py: the dtype of what the drafter is fed, and a mask for warm-ups."""
 
 from __future__ import annotations
 
@@ -17,6 +17,14 @@ class ModelRunner:
         if forward_batch.input_embeds is not None:
             kwargs["input_embeds"] = forward_batch.input_embeds.bfloat16()
         return self.model.forward(**kwargs)
+
+    def _dummy_run(self, batch_size):
+        def get_spec_info():
+            spec_info = None
+            return spec_info
+
+        spec_info = get_spec_info()
+        return spec_info
 """,
     after="""\
 class ModelRunner:
@@ -27,6 +35,16 @@ class ModelRunner:
             if self.is_draft_worker and self.server_args.speculative_algorithm == "DDTREE":
                 kwargs["input_embeds"] = forward_batch.input_embeds.to(self.dtype)
         return self.model.forward(**kwargs)
+
+    def _dummy_run(self, batch_size):
+        def get_spec_info():
+            spec_info = None
+            return spec_info
+
+        spec_info = get_spec_info()
+        if self.server_args.speculative_algorithm == "DDTREE" and not self.is_draft_worker:
+            spec_info.custom_mask = buffers.custom_mask
+        return spec_info
 """,
 )
 
@@ -40,12 +58,22 @@ if self.is_draft_worker and self.server_args.speculative_algorithm == "DDTREE":
     reason="The cast ends the first step of a float16 or float32 drafter, or costs it its precision.",
 )
 
+WARM_UP_MASK = insert_statements(
+    "ModelRunner._dummy_run",
+    After("spec_info = get_spec_info()"),
+    """\
+if self.server_args.speculative_algorithm == "DDTREE" and not self.is_draft_worker:
+    spec_info.custom_mask = buffers.custom_mask
+""",
+    reason="A tree is never verified without a mask, and FlashAttention reads it in a warm-up as well.",
+)
+
 _SUMMARY = "Feed a drafter that is not bfloat16 embeddings of its own dtype."
 
 MODEL_RUNNER = Edit(
     path="srt/model_executor/model_runner.py",
-    summary=_SUMMARY,
-    insertions=(OWN_DTYPE,),
+    summary="Feed a drafter that is not bfloat16 embeddings of its own dtype, and give warm-ups a mask.",
+    insertions=(OWN_DTYPE, WARM_UP_MASK),
     examples=(EXAMPLE,),
 )
 

@@ -15,6 +15,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
+from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, check_backends
 from sglang.srt.speculative.ddtree.settings import model_config, reading, recurrent_strategy, settle, spec, uses_mla
 
 
@@ -27,23 +28,6 @@ DDTREE = "DDTREE"
 
 #: Draft nodes of a tree when the user says nothing; the field of `ServerArgs` has the same default.
 DEFAULT_BUDGET = 64
-
-#: Attention backends whose TARGET_VERIFY honours an ancestor mask, as shown by the overlay's own tests.
-TREE_ATTENTION_BACKENDS = ("triton",)
-
-_NO_MASK = "its verify kernels are causal and take no ancestor mask"
-_UNTESTED = "no test has shown that it honours an ancestor mask"
-#: Why not one of the others. A backend that is not named here was unknown when this was written.
-_WHY_NOT = {
-    "flashinfer": "it takes a mask, but cuts it wrongly for sliding windows, and its graphs are not tested with one",
-    "fa3": "it reads a mask only where speculative_eagle_topk is above 1; here it would verify the tree as a chain",
-    "fa4": "it reads a mask only where speculative_eagle_topk is above 1; here it would verify the tree as a chain",
-    "torch_native": "it ignores the mask",
-    "flex_attention": "it ignores the mask",
-    **dict.fromkeys(("trtllm_mha", "trtllm_mla", "cutlass_mla", "flashmla", "tokenspeed_mla", "cutedsl_mla"), _NO_MASK),
-    **dict.fromkeys(("nsa", "dsa", "dsv4", "dual_chunk_flash_attn"), _NO_MASK),
-    **dict.fromkeys(("aiter", "wave", "ascend", "intel_amx", "intel_xpu"), _UNTESTED),
-}
 
 #: Features whose interplay with a tree is not proven: the field, the value that leaves it off, its flag.
 _UNPROVEN_FEATURES = (
@@ -188,7 +172,7 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
         speculative_dflash_block_size=block_size,
         speculative_num_draft_tokens=verify_width(reading(server_args)),
     )
-    _check_backend(reading(server_args))
+    check_backends(reading(server_args))
     _check_features(reading(server_args))
     _check_model(server_args)
     _check_capacity(server_args)
@@ -302,17 +286,6 @@ def _check_own_fields(server_args: Any) -> None:
             raise ValueError(
                 f"DDTREE is lossless, a relaxed acceptance is not: --{field.replace('_', '-')} must stay 1.0, "
                 f"got {getattr(server_args, field)}."
-            )
-
-
-def _check_backend(server_args: Any) -> None:
-    for role in ("prefill", "decode"):
-        backend = getattr(server_args, f"{role}_attention_backend") or server_args.attention_backend
-        if backend not in TREE_ATTENTION_BACKENDS:
-            raise ValueError(
-                f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: "
-                f"{_WHY_NOT.get(backend, _UNTESTED)}. "
-                f"Supported: {', '.join(TREE_ATTENTION_BACKENDS)} (--attention-backend)."
             )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, verify_width
+from sglang.srt.speculative.ddtree.backends import check_attention
 from sglang.srt.speculative.ddtree.names import is_recurrent
 from sglang.srt.speculative.ddtree.settings import schedule, spec
 
@@ -22,15 +23,10 @@ def check_model_runner(model_runner: Any) -> None:
     """Refuse a loaded target that a tree cannot be verified with.
 
     Raises:
-        ValueError: The model has sliding-window layers, or recurrent layers without the unsafe flag.
+        ValueError: Attention that no backend can restrict to a tree, or recurrent layers without the unsafe flag.
     """
     server_args = model_runner.server_args
-    window = model_runner.sliding_window_size
-    if window:
-        raise ValueError(
-            f"DDTREE does not serve models with sliding-window attention (window {window}): the window would be "
-            "measured from a node's slot instead of its position. Use --speculative-algorithm DFLASH."
-        )
+    check_attention(model_runner)
     if is_recurrent(model_runner):
         check_hybrid(server_args, type(model_runner.model).__name__, model_runner.model_config.hf_config)
 
@@ -109,11 +105,56 @@ def prepare_graph_buffers(
     """
     if not is_ddtree_on():
         return kv_indices
-    if torch.cuda.is_available():
-        _check_free_memory(backend, max_bs, max_num_tokens)
+    # Per token: partial attention and its logsumexp; a mask row, which exists twice while it grows.
+    partials = backend.num_head * backend.max_kv_splits * (backend.v_head_dim + 1) * 4
+    mask = 2 * (backend.max_context_len + backend.num_draft_tokens)
+    fixed = max_bs * backend.max_context_len * 8
+    _check_free_memory(max_bs, max_num_tokens, per_token=partials + mask, fixed=fixed)
     if kv_indices is not None:
         return kv_indices
     return torch.zeros(max_bs * backend.max_context_len, dtype=torch.int64, device=backend.device)
+
+
+def prepare_flashinfer_buffers(
+    backend: Any, max_bs: int, max_num_tokens: int, kv_indices: torch.Tensor | None
+) -> torch.Tensor | None:
+    """The same for FlashInfer, whose row of KV indices covers prefix and tree.
+
+    Its mask needs no more room: SGLang gives it a byte for every bit that FlashInfer packs.
+
+    Args:
+        backend: SGLang's FlashInfer attention backend, before its graph buffers are allocated.
+        max_bs: Largest captured batch size.
+        max_num_tokens: `max_bs` times the width.
+        kv_indices: The buffer that the caller brought, if any.
+
+    Returns:
+        The buffer to use for KV indices, int32 [max_bs * (context + width)], or `kv_indices` as it was.
+
+    Raises:
+        ValueError: As in `prepare_graph_buffers`.
+    """
+    if not is_ddtree_on() or kv_indices is not None:
+        return kv_indices
+    slots = max_bs * (backend.max_context_len + max_num_tokens // max_bs)
+    _check_free_memory(max_bs, max_num_tokens, per_token=backend.max_context_len, fixed=4 * slots)
+    return torch.zeros(slots, dtype=torch.int32, device=backend.kv_indptr[0].device)
+
+
+def check_flash_attention_buffers(backend: Any, max_bs: int, max_num_tokens: int) -> None:
+    """Check that FlashAttention's graph buffers fit: a row of slots per node, six page tables a request.
+
+    Args:
+        backend: SGLang's FlashAttention backend, before its graph buffers are allocated.
+        max_bs: Largest captured batch size.
+        max_num_tokens: `max_bs` times the width.
+
+    Raises:
+        ValueError: As in `prepare_graph_buffers`.
+    """
+    if is_ddtree_on():
+        tables = 6 * max_bs * backend.max_context_len * 4
+        _check_free_memory(max_bs, max_num_tokens, per_token=4 * (max_num_tokens // max_bs + 3), fixed=tables)
 
 
 def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
@@ -128,19 +169,19 @@ def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
     return mask.new_zeros(int(max_num_tokens) * (backend.max_context_len + backend.num_draft_tokens))
 
 
-def _check_free_memory(backend: Any, max_bs: int, max_num_tokens: int) -> None:
+def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_token: int, fixed: int) -> None:
+    """Refuse graphs of a verify width for which the free memory is too small.
+
+    Args:
+        per_token: Bytes of attention buffers per verified token; the logits come on top.
+        fixed: Bytes that do not depend on the width.
+    """
     from sglang.srt.server_args import get_global_server_args
 
     server_args = get_global_server_args()
-    if backend.num_draft_tokens != verify_width(server_args):
+    if not torch.cuda.is_available() or max_num_tokens // max_bs != verify_width(server_args):
         return  # the draft runner, whose width is the block
-    # Per token: partial attention and its logsumexp; a mask row, which exists twice while it grows; logits as the model
-    # gives them and as the graph keeps them.
-    partials = backend.num_head * backend.max_kv_splits * (backend.v_head_dim + 1) * 4
-    mask = 2 * (backend.max_context_len + backend.num_draft_tokens)
-    logits = server_args.get_model_config().vocab_size * (4 + 4)
-    per_token = partials + mask + logits
-    fixed = max_bs * backend.max_context_len * 8
+    per_token += server_args.get_model_config().vocab_size * (4 + 4)  # as the model gives them, as the graph keeps them
     # What PyTorch has cached can be used again.
     free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
     needed = fixed + max_num_tokens * per_token

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
+#: Backends whose TARGET_VERIFY honours an ancestor mask, as shown by the overlay's own tests. The first is the default.
+TREE_ATTENTION_BACKENDS = ("triton",)
+
 
 def reading(server_args: ServerArgs) -> Any:
     """What to read the arguments from while they are being completed."""

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The parts of `gpu_prove` that compare outputs, and the one that looks for lost slots."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from gpu_proofs.calls import greedy, prompts, texts
+from gpu_proofs.engines import SCRIPTS, Arm, Part
+from gpu_proofs.judging import judge
+
+
+def plain_engine(part: Part, calls: list[dict[str, Any]], name: str = "plain", **extra: Any) -> Arm:
+    """Plain decoding that reports its two best tokens and stays for clean prefills."""
+    asked = [call | {"tops": 2} for call in calls]
+    return part.engine(name, asked, stays=True, disable_radix_cache=True, **extra)
+
+
+def part_graphs(part: Part, **extra: Any) -> None:
+    """Replays equal eager forwards; graphs on and off give the same output; everything judged by the logit gap."""
+    calls, options = texts(part.options), part.options
+    plain = plain_engine(part, calls)
+    tree = part.drafting("DDTREE") | extra
+    arms = {
+        "DFLASH": part.engine("dflash", calls, **part.drafting("DFLASH"), **extra),
+        f"DDTREE {options.budget}": part.engine("ddtree", calls, **tree),
+        f"DDTREE {options.budget} eager": part.engine("eager", calls, disable_cuda_graph=True, **tree),
+    }
+    if not options.cpu:  # a CPU replays nothing
+        arms[f"DDTREE {options.budget} watched"] = part.engine("watched", calls, watched=True, **tree)
+    for budget in (int(text) for text in options.budgets.split(",") if text):
+        if budget != options.budget:
+            trees = part.drafting("DDTREE", budget) | extra
+            arms[f"DDTREE {budget}"] = part.engine(f"ddtree-{budget}", calls, **trees)
+    judge(part, plain, arms)
+    report_replays(part, arms.get(f"DDTREE {options.budget} watched"))
+    report_acceptance(part, arms)
+
+
+def report_replays(part: Part, arm: Arm | None, name: str = "", kind: str = "") -> None:
+    """Of a watched engine: its replayed steps beside the same steps without a graph.
+
+    `name` goes in front of the rows; `kind` is that of `judge`, by which the rounding was measured.
+
+    A replay runs the same kernels on the same inputs; where it turns another token first, the two have to be a rounding
+    apart for both runs.
+    """
+    steps = part.watched(arm) if arm and arm.result() else []
+    replayed = [step for step in steps if step["graph"]]
+    part.facts["steps" + name] = steps
+    if not steps:
+        failed = arm and arm.ended != "no time left"
+        part.check(f"{name}replay equals eager on the same inputs", False if failed else None, "no graph was replayed")
+        return
+    gap = max((gap for step in steps for gap in step["gaps"]), default=0.0)
+    lengths = {length for step in steps for length in step["lengths"]}
+    figures = (
+        f"{len(replayed)} of {len(steps)} steps replayed, batches {sorted({s['batch'] for s in steps})}, "
+        f"{len(lengths)} lengths; logits apart at most {max(s['logits'] for s in steps):.4f}, hidden "
+        f"{max(s['hidden'] for s in steps):.4f}; {sum(len(s['gaps']) for s in steps)} argmaxes differ by {gap:.4f}"
+    )
+    bound = part.facts.get("noise" + kind, {}).get("largest", 0.0)
+    part.check(f"{name}replay equals eager on the same inputs", bool(replayed) and gap <= bound, figures)
+    rows = sum(step["rows"] for step in steps)
+    part.check(f"{name}every row is finite, padding included", all(s["finite"] for s in steps), f"{rows} rows")
+
+
+def report_acceptance(part: Part, arms: dict[str, Arm]) -> None:
+    """Tokens per step of each arm; what a tree is for."""
+    lengths = {}
+    for name, arm in arms.items():
+        calls = (arm.result() or {"calls": []})["calls"]
+        steps = sum(spec.get("spec_verify_ct", 0) for call in calls for spec in call["spec"])
+        if steps:
+            lengths[name] = sum(len(ids) for call in calls for ids in call["output_ids"]) / steps
+    part.facts["tokens per step"] = lengths
+    names = ("DFLASH", f"DDTREE {part.options.budget}")
+    chain, tree = (lengths.get(name) for name in names)
+    passed = tree > chain if tree and chain else None
+    part.check("a tree accepts more than the chain", passed, ", ".join(f"{k} {v:.2f}" for k, v in lengths.items()))
+
+
+def part_hybrid(part: Part) -> None:
+    """The same for recurrent layers, on the pair of `scripts/hybrid_pair`.
+
+    SGLang 0.5.11 has no prefix cache for them with speculation. 40 nodes: more than the 24 tokens of that vocabulary.
+    """
+    part.options.pair = part.options.hybrid_pair or part.machine.workdir / "hybrid_pair"
+    part.options.budget, part.options.budgets = max(part.options.budget, 40), "8"
+    if not part.options.hybrid_pair:
+        log = part.machine.workdir / "hybrid_pair.log"
+        code = part.command([part.options.python, str(SCRIPTS / "hybrid_pair"), str(part.options.pair)], log)
+        if code != 0:
+            part.check("the pair can be written", False, f"exit {code}: {log.read_text(errors='replace')[-1000:]}")
+            return
+    part_graphs(part, disable_radix_cache=True, speculative_ddtree_allow_hybrid_unsafe=True)
+
+
+def part_pages(part: Part) -> None:
+    """Six combinations of page size and KV type; each KV type has its own plain and DFLASH."""
+    calls = texts(part.options)
+    kinds: dict[str, tuple[Arm, dict[str, Arm]]] = {}
+    for kind in ("bfloat16", "fp8_e5m2"):
+        stored = {} if kind == "bfloat16" else {"kv_cache_dtype": kind}
+        plain = plain_engine(part, calls, f"plain-{kind}", **stored)
+        arms = {f"DFLASH {kind}": part.engine(f"dflash-{kind}", calls, **stored, **part.drafting("DFLASH"))}
+        for page in (1, 16, 64):
+            paged = stored if page == 1 else stored | {"page_size": page}
+            arms[f"DDTREE {kind}, pages of {page}"] = part.engine(
+                f"ddtree-{kind}-{page}", calls, **paged, **part.drafting("DDTREE")
+            )
+        kinds[kind] = plain, arms
+    for kind, (plain, arms) in kinds.items():
+        judge(part, plain, arms, "" if kind == "bfloat16" else f", {kind}")
+        results = {name: result for name, arm in arms.items() if name.startswith("DDTREE") and (result := arm.result())}
+        first, *others = results.items()
+        for name, result in others:
+            pairs = [
+                a == b
+                for mine, other in zip(first[1]["calls"], result["calls"], strict=True)
+                for a, b in zip(mine["output_ids"], other["output_ids"], strict=True)
+            ]
+            part.facts[f"{name}: equal to {first[0]}"] = [sum(pairs), len(pairs)]
+
+
+def part_leak(part: Part) -> None:
+    """Many short requests with stops, aborts by length and shared prefixes; SGLang counts its slots at every step."""
+    options, dice = part.options, random.Random(0)  # noqa: S311  (traffic, not secrets)
+    base = prompts(options, 16)
+    vocabulary = 250  # both pairs have more tokens
+    batch = 4 if options.cpu else 200
+    calls = []
+    for start in range(0, options.requests, batch):
+        ids = [
+            [*dice.choice(base)[: dice.randrange(1, 200)], dice.randrange(vocabulary)]
+            for _ in range(min(batch, options.requests - start))
+        ]
+        sampling = [
+            {
+                "temperature": dice.choice((0, 0, 0.8)),
+                "max_new_tokens": dice.randrange(1, 6 if options.cpu else 48),
+                "stop_token_ids": [dice.randrange(vocabulary) for _ in range(3)],
+            }
+            for _ in ids
+        ]
+        calls.append({"input_ids": ids, "sampling_params": sampling})
+    pool = 512 if options.cpu else 4096
+    context = 256 if options.cpu else 4096
+    whole = pool - -(-(options.budget + 1) // 16) * 16  # the last step needs its own pages
+    whole = min(whole, context) - 12
+    calls.append(greedy([[7] * (whole - 4)], 4))
+    extra = {"page_size": 16, "max_total_tokens": pool, "context_length": context}
+    arm = part.engine("leak", calls, **part.drafting("DDTREE"), **extra)
+    result = part.done(arm)
+    if not result:
+        return
+    finished = sum(len(call["output_ids"]) for call in result["calls"][:-1])
+    reasons = {
+        kind: sum((reason or {}).get("type") == kind for call in result["calls"][:-1] for reason in call["finish"])
+        for kind in ("length", "stop", "abort")
+    }
+    log = arm.log.read_text(errors="replace")
+    retracted = log.count("Retract requests")
+    passed = finished == options.requests and reasons["abort"] == 0 and "leak detected" not in log.lower()
+    part.check("no slot is lost", passed, f"{finished} requests, {reasons}, {retracted} retractions, pages of 16")
+    last = result["calls"][-1]
+    part.check("the whole pool can still be used", len(last["output_ids"][0]) == 4, f"a request of {whole} of {pool}")
