@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddtree_overlay.errors import ConflictError, OverlayError, UsageError
@@ -21,7 +22,9 @@ from ddtree_overlay.plans import (
     RollbackResult,
     Status,
 )
+from ddtree_overlay.releases import RELEASES, is_supported
 from ddtree_overlay.remote import remarks
+from ddtree_overlay.remote.planning import BASE_GONE
 from ddtree_overlay.reports import listed
 
 
@@ -54,7 +57,9 @@ __all__ = [
 def plan_push(transport: Transport, bundle: Bundle, files: Mapping[str, bytes]) -> PushPlan:
     """What a push of `bundle` would do on the host now. Nothing is written there."""
     rows = [{**row, "size": len(files[row["path"]])} for row in bundle.rows()]
-    return _push_plan(transport, bundle, transport.call("plan_push", {"candidates": [rows]}).result)
+    return _push_plan(
+        transport, bundle, transport.call("plan_push", {"candidates": [rows], "releases": [bundle.release]}).result
+    )
 
 
 def plan_push_of(transport: Transport, stored: Sequence[StoredBundle]) -> tuple[PushPlan, StoredBundle]:
@@ -62,7 +67,8 @@ def plan_push_of(transport: Transport, stored: Sequence[StoredBundle]) -> tuple[
 
     Of several for the same base the first is taken; when none fits, the first of all, and its plan has conflicts.
     """
-    result = transport.call("plan_push", {"candidates": [s.rows() for s in stored]}).result
+    offered = {"candidates": [s.rows() for s in stored], "releases": [s.bundle.release for s in stored]}
+    result = transport.call("plan_push", offered).result
     chosen = stored[result["chosen"]]
     return _push_plan(transport, chosen.bundle, result), chosen
 
@@ -82,7 +88,7 @@ def _push_plan(transport: Transport, bundle: Bundle, result: Mapping[str, Any]) 
         release=bundle.release,
         deployment=result["deployment"],
         actions=tuple(_action(a, lines) for a in result["actions"]),
-        blockers=_problems(result["blockers"], transport.target),
+        blockers=_unless_supported(_problems(result["blockers"], transport.target), result, transport.target),
         warnings=tuple(remarks.on_push(result, bundle.release, _fate(transport.target))),
         processes=_processes(result["processes"]),
         unfinished=result["unfinished"],
@@ -179,7 +185,7 @@ def plan_rollback(transport: Transport, *, to: str | None = None, purge: bool = 
     warnings = tuple(remarks.on_host(result, "the overlay is lost when the container is recreated"))
     if result["left"]:
         names = listed(result["left"], 3)
-        warnings += (f"SGLang was reinstalled or removed since the push; these files are not ours any more: {names}",)
+        warnings += (f"{result['reason']}; these files are not ours any more: {names}",)
     if result["lost"]:
         warnings += (f"the history on the host is damaged; this goes by the record of {result['current']}",)
     return RollbackPlan(
@@ -262,21 +268,25 @@ def status(transport: Transport) -> Status:
 def status_of(transport: Transport, result: Mapping[str, Any]) -> Status:
     """The status in an answer of the host."""
     live = Deployment.from_json(result["deployment"]) if result["deployment"] else None
+    version = result["versions"]["sglang"]
     return Status(
         host=transport.name,
         target=transport.target,
         root=result["root"],
         install=result["install"],
-        version=result["versions"]["sglang"] or "unknown",
+        version=version or "unknown",
         state=result["state"],
         reason=result["reason"],
         deployment=live,
-        overlay_id=live.overlay_id if live else None,
+        # What was installed over an overlay, or took it away, serves without one.
+        overlay_id=live.overlay_id if live and result["state"] not in BASE_GONE else None,
         files=tuple(FileStatus(**f) for f in result["files"]),
         processes=_processes(result["processes"]),
         unfinished=result["unfinished"],
         ephemeral=result["container"]["ephemeral"],
         warnings=tuple(remarks.on_host(result, _fate(transport.target))),
+        remedy=result["remedy"].replace("{target}", transport.target),
+        supported=is_supported(version),
     )
 
 
@@ -325,6 +335,14 @@ def _action(raw: Mapping[str, Any], lines: Mapping[str, tuple[int, int]]) -> Fil
 
 def _problems(raw: Sequence[Mapping[str, str]], target: str) -> tuple[Problem, ...]:
     return tuple(Problem(r["kind"], r["what"], r["why"], r["next"].replace("{target}", target)) for r in raw)
+
+
+def _unless_supported(found: tuple[Problem, ...], result: Mapping[str, Any], target: str) -> tuple[Problem, ...]:
+    """The problems of a plan, with a next step that can be gone: for an unknown release no overlay can be built."""
+    if result["state"] != "upgraded" or is_supported(result["versions"]["sglang"]):
+        return found
+    way = f"on the host: pip install sglang=={RELEASES[-1].version}; then ddtree-overlay status {target}"
+    return tuple(replace(p, next_step=way) if p.kind == "conflict" else p for p in found)
 
 
 def _processes(raw: Sequence[Mapping[str, Any]]) -> tuple[Process, ...]:

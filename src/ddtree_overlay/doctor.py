@@ -136,6 +136,12 @@ def _release(facts: Mapping[str, Any]) -> Iterator[Check]:
         yield Check("sglang", "warning", f"{said} is not one of the supported releases: {', '.join(supported)}", step)
     else:
         yield Check("sglang", "ok", said)
+    found = facts["standing"]
+    if found["fault"]:
+        step = found["remedy"].replace("{target}", facts["target"])
+        yield Check("sglang", "error", f"SGLang is not whole: {found['fault']}", step)
+    elif found["state"] not in ("pristine", "applied"):
+        yield Check("overlay", "warning", found["reason"], f"ddtree-overlay status {facts['target']}")
 
 
 def _pip(facts: Mapping[str, Any], what: str) -> str:

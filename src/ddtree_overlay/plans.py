@@ -13,7 +13,7 @@ from ddtree_overlay.remote.planning import OTHER_BASE, conflict_text
 
 
 Kind = Literal["add", "change", "remove", "same", "conflict"]
-State = Literal["pristine", "applied", "partial", "drifted", "upgraded", "orphaned", "unrecorded"]
+State = Literal["pristine", "applied", "partial", "drifted", "upgraded", "orphaned", "half-installed", "unrecorded"]
 
 
 class _Data:
@@ -96,6 +96,9 @@ class _Plan(_Data):
             ConflictError: A file is neither what the overlay was built for nor what it makes of it.
             OverlayError: The host cannot be written to.
         """
+        if self.blockers and self.blockers[0].kind == "conflict":
+            # What the installation as a whole has against it explains what its files have.
+            raise self.blockers[0].error()
         text = conflict_text([(a.path, a.reason) for a in self.conflicts])
         if text:
             raise ConflictError(f"{self.host}: {text}", why="nothing was written", next_step=self._conflict_step())
@@ -194,10 +197,13 @@ class RollbackResult(_Data):
 
 @dataclass(frozen=True, slots=True)
 class FileStatus(_Data):
-    """One file of the live deployment: as pushed (`ours`), as before it (`base`), or something else."""
+    """One file of the live deployment: as pushed (`ours`), as before it (`base`), or something else.
+
+    `left` is a new module whose deployment an installer has replaced: it did not know it and left it behind.
+    """
 
     path: str
-    state: Literal["ours", "base", "missing", "foreign"]
+    state: Literal["ours", "base", "missing", "foreign", "left"]
     reason: str
 
 
@@ -219,10 +225,21 @@ class Status(_Data):
     unfinished: str
     ephemeral: bool
     warnings: tuple[str, ...]
+    #: What makes a half-installed package whole again.
+    remedy: str = ""
+    #: Whether the overlay supports the SGLang that is there now.
+    supported: bool = True
+
+    @property
+    def leftovers(self) -> tuple[str, ...]:
+        """The modules of the deployment that an installer has left behind."""
+        return tuple(f.path for f in self.files if f.state == "left")
 
     @property
     def next_step(self) -> str:
         """The command that leads out of a state in which somebody has to act, else ""."""
+        if self.state == "half-installed":
+            return self.remedy
         if self.unfinished:
             return ""  # the reason says that the next push or rollback puts it right, or who is at work
         # A package folder without a host has nothing that could be restarted.
@@ -230,8 +247,8 @@ class Status(_Data):
         verb = {
             "partial": "push {t} puts them in place, ddtree-overlay rollback {t} --to base takes the rest away",
             "drifted": "diff {t}  # shows the change and how to take it back",
-            "upgraded": "rollback {t} --to base && ddtree-overlay snapshot {t} && ddtree-overlay patch {t}",
-            "orphaned": "rollback {t} --purge",
+            "upgraded": _AFTER_UPGRADE if self.supported else _AFTER_WRONG_UPGRADE,
+            "orphaned": "rollback {t} --purge  # or install SGLang again, and push",
             "unrecorded": "rollback {t}",
             "applied": {
                 "pending": f"{restart}confirm {{t}}  # once it was restarted by other means",
@@ -242,4 +259,15 @@ class Status(_Data):
 
     def as_dict(self) -> dict[str, Any]:
         """The value as `--json` prints it."""
-        return {**asdict(self), "next": self.next_step}
+        return {**asdict(self), "leftovers": list(self.leftovers), "next": self.next_step}
+
+
+#: The way on, and the way out, when another release was installed over a deployment.
+_AFTER_WRONG_UPGRADE = (
+    "rollback {t} --purge  # takes away what was left behind\n"
+    "or install a SGLang that is supported, then ddtree-overlay push {t}"
+)
+_AFTER_UPGRADE = (
+    "snapshot {t} && ddtree-overlay patch {t} && ddtree-overlay push {t}\n"
+    "ddtree-overlay rollback {t} --purge  # only takes away what was left behind"
+)

@@ -193,6 +193,11 @@ def known(version: str) -> Release | None:
     return next((row for row in KNOWN if row.version == version), None)
 
 
+def is_supported(version: str | None) -> bool:
+    """Whether the table has a row for this version."""
+    return any(row.version == version for row in RELEASES)
+
+
 def release(version: str) -> Release:
     """The row of an SGLang version.
 

@@ -179,8 +179,9 @@ def status_lines(found: Status) -> list[Line]:
         lines.append(row(f"  {done.id} ({done.state})  overlay {done.overlay_id}  {when}"))
         if done.note and done.state != "good":
             lines.append(row("  ", (done.note, "warn")))
-    # Of an uninstalled package every file is gone, and every one has its own line otherwise.
-    odd = [f for f in found.files if f.state != "ours" and found.state not in {"pristine", "orphaned"}]
+    # Where a release was replaced or removed as a whole, only what was left behind is worth a line.
+    whole = found.state in {"pristine", "orphaned", "upgraded"}
+    odd = [f for f in found.files if f.state == "left" or (f.state != "ours" and not whole)]
     wide = max((len(f.path) for f in odd), default=0)
     lines += [row("  ", ("! ", "bad"), f"{file.path:<{wide}}  {file.state:<7}  {file.reason}".rstrip()) for file in odd]
     if found.next_step:

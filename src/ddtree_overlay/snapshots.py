@@ -13,6 +13,7 @@ from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.hosts.transport import Transport, open_transport
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
 from ddtree_overlay.releases import release
+from ddtree_overlay.reports import listed
 from ddtree_overlay.wheels import check_release, fetch_release
 
 
@@ -55,6 +56,9 @@ def snapshot_host(
         },
     )
     result = reply.result
+    if result["left"]:
+        names = listed(result["left"], 3)
+        transport.warnings.append(f"left over from an earlier deployment, and no part of the base: {names}")
     if not result["dflash"]:
         raise _no_dflash(result["versions"].get("sglang"), result["root"])
     arrived = _cut(reply.payload, result["sent"])

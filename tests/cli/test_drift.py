@@ -107,7 +107,7 @@ LIVE = Deployment("d-0003", "pending", "91c0", "3f2a", "0.5.11", "0.5.11", "ann@
         (
             status("upgraded", deployment=LIVE, overlay_id=MINE.overlay_id),
             "no bundle fits",
-            "ddtree-overlay rollback --host ct200 --to base && ddtree-overlay snapshot --host ct200",
+            "ddtree-overlay snapshot --host ct200 && ddtree-overlay patch --host ct200 && ddtree-overlay push",
         ),
         (
             status(

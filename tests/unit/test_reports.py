@@ -204,18 +204,21 @@ def test_status_names_the_files_that_are_not_as_they_should_be():
         ("pristine", ""),
         ("applied", ""),
         ("partial", "ddtree-overlay push --host ct200 puts them in place"),
-        ("upgraded", "ddtree-overlay rollback --host ct200 --to base && ddtree-overlay snapshot --host ct200"),
+        (
+            "upgraded",
+            "ddtree-overlay snapshot --host ct200 && ddtree-overlay patch --host ct200 && ddtree-overlay push",
+        ),
         ("orphaned", "ddtree-overlay rollback --host ct200 --purge"),
         ("unrecorded", "ddtree-overlay rollback --host ct200"),
     ],
 )
 def test_status_leads_out_of_every_state_in_which_somebody_has_to_act(state, step):
-    """A settled host has no next step, every other state has one; an uninstalled package is not listed file by file."""
+    """A settled host has no next step, every other state has one; a package that is gone is not listed file by file."""
     files = (FileStatus("srt/a.py", "missing", "deleted since the push"),)
     shown = text(status_lines(host_status(state, deployment=deployment(current=True), files=files)))
 
     assert [line.startswith(f"  next: {step}") for line in shown if "next: " in line] == ([True] if step else [])
-    assert any("srt/a.py" in line for line in shown) == (state in {"applied", "partial", "upgraded", "unrecorded"})
+    assert any("srt/a.py" in line for line in shown) == (state in {"applied", "partial", "unrecorded"})
     assert ("sglang not installed" in shown[0]) == (state == "orphaned")
 
 

@@ -27,7 +27,7 @@ class Host:
 
     def __init__(self, *, errors: list[dict[str, Any]], base: dict[str, Any] | None, patched: dict[str, Any]) -> None:
         self.replies = {
-            "compile": {"python": "3.12.1", "errors": errors},
+            "compile": {"python": "3.12.1", "errors": errors, "unlike": [], "sglang": "0.5.11"},
             "probe": {"base": base, "patched": patched},
         }
         self.asked: dict[str, tuple[Mapping[str, Any], bytes]] = {}

@@ -117,6 +117,10 @@ def diff(app: App, target: Target, *, exit_code: bool) -> int:
         digests = {path: sha256(data) if data is not None else None for path, data in live.items()}
         stored = app.workspace.bundle_for(digests)
         edited = deploy.status(transport) if stored is None else None
+    if edited is not None and edited.leftovers:
+        # What an installer left behind is none of the files that a bundle is made for.
+        stored = app.workspace.bundle_for({**digests, **dict.fromkeys(edited.leftovers)})
+        edited = edited if stored is None else None
     if edited is not None:
         stored = deployed_bundle(target, known, edited, digests)
     assert stored is not None

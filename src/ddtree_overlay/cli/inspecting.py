@@ -30,9 +30,9 @@ from ddtree_overlay.reports import comparison_lines, doctor_lines, history_lines
 def status(app: App, target: Target, *, exit_code: bool) -> int:
     """Say what is on a host.
 
-    Pristine, applied, partly applied, drifted, upgraded underneath, orphaned or unrecorded. Names each file not as
-    it should be and each server that still runs older code. Of several hosts: the one overlay that all of them have,
-    or SKEW and who has what.
+    Pristine, applied, partly applied, drifted, upgraded underneath, half-installed, orphaned or unrecorded. Names
+    each file not as it should be and each server that still runs older code. Of several hosts: the one overlay that
+    all of them have, or SKEW and who has what.
     """
     from ddtree_overlay import deploy
 

@@ -111,7 +111,7 @@ def _no_base(
         kept = f"the base snapshot of {taken} in {folder.relative_to(app.workspace.root)} is kept"
         step = f"{target.command('patch')} builds on the kept snapshot; for a new one, first "
     undo = f"{target.command('rollback')} --to base"
-    if live.state == "pristine":
+    if live.state in {"pristine", "upgraded"}:
         undo = f"reinstall SGLang on the host: pip install --force-reinstall --no-deps sglang=={live.version}"
     return ConflictError(
         f"{target.name} carries an overlay{who}: its files are no base to snapshot",

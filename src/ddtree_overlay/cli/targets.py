@@ -59,7 +59,7 @@ def deployed_bundle(
         ConflictError: There is no deployment, its bundle was not built in this workspace, or SGLang was replaced under
             it: what differs then is another release, and no edit to take back.
     """
-    if live.state in {"upgraded", "unrecorded"}:
+    if live.state in {"upgraded", "unrecorded", "half-installed"}:
         raise ConflictError(f"no bundle fits the SGLang on {target.name}", why=live.reason, next_step=live.next_step)
     found = next((s for s in stored if s.bundle.overlay_id == live.overlay_id), None)
     if found is not None:

@@ -12,6 +12,7 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     agent         the operations by name, the reply frame, the heartbeat
     common        refusals, digests, paths that cannot leave the package
     locate        which SGLang the interpreter imports, and how it is installed
+    installed     whether that is one release, and all of it
     reading       snapshot, file contents
     facts         versions, interpreter, disk, container
     kernels       which CUDA runtime the installed kernels link to
@@ -26,6 +27,7 @@ is called `ddtree_agent`), and no import of `ddtree_overlay`.
     swap          one file replaced or removed, the right way
     transaction   many files replaced or removed, all or none
     undo          the way back from the middle of one
+    standing      how the live deployment stands, after an upgrade underneath as well
     planning      what a push or rollback has to do, decided from digests alone
     grounds       the view of the host that a plan is made from, and the check that it still holds
     pushing       push

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .common import entry, owner_of
+from .common import Refusal, entry, owner_of
 from .kernels import cuda_links
 from .locate import Site, installed_version, locate
 from .processes import running
@@ -75,7 +75,6 @@ def python_facts() -> dict[str, Any]:
 
 def facts(args: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
     """Everything `doctor` wants to know in one answer; a missing SGLang is part of the answer, not a refusal."""
-    from .common import Refusal
     from .reading import describe
 
     result: dict[str, Any] = {"host": platform.node(), "platform": platform.platform(), "interpreter": python_facts()}
@@ -92,8 +91,25 @@ def facts(args: dict[str, Any], _: bytes) -> tuple[dict[str, Any], bytes]:
     result["access"] = access(site)
     result["container"] = container(site.root)
     result["processes"] = running()
+    result["standing"] = _standing(site)
     result["digests"] = {p: (entry(site.root, p) or {}).get("sha256") for p in args.get("paths", [])}
     return result, b""
+
+
+def _standing(site: Site) -> dict[str, Any]:
+    """How the live deployment stands; damaged state is for `status` to tell."""
+    from .installed import remedy
+    from .standing import standing
+    from .store import Store
+
+    store = Store(site.state, site.root)
+    try:
+        found = standing(site, store, store.current())
+    except Refusal as refusal:
+        return {"state": "damaged", "reason": refusal.what, "fault": "", "remedy": ""}
+    fault = found.installed.fault
+    step = remedy(site, found.record["version"] if found.record else None)
+    return {"state": found.state, "reason": found.reason, "fault": fault, "remedy": step}
 
 
 def _requirements() -> list[str]:

@@ -16,6 +16,7 @@ from .facts import container
 from .locate import Site
 from .processes import running
 from .store import Store
+from .undo import reinstalled
 
 
 Look = TypeVar("Look", bound=Callable[..., Any])
@@ -43,8 +44,10 @@ def live_view(store: Store, paths: set[str]) -> dict[str, str | None]:
     """Digests of `paths` as they will be once an interrupted run has been put back."""
     live = {p: digest_of_file(inside(store.root, p)) for p in paths}
     journal = store.interrupted()
-    if journal:
-        live.update({m["path"]: m["from"] for m in journal["moves"] if m["path"] in paths})
+    for move in journal["moves"] if journal else ():
+        # What an installer has put there since is not touched by the recovery.
+        if move["path"] in paths and not reinstalled(store, move):
+            live[move["path"]] = move["from"]
     return live
 
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from .common import PACKAGE, inside, split
+from .common import PACKAGE, digest_of_file, inside, split
 from .locate import Site, locate
 
 
@@ -39,8 +39,15 @@ print("\\n" + json.dumps({"imports": found, "file": getattr(package, "__file__",
 
 
 def compile_files(args: dict[str, Any], payload: bytes) -> Answer:
-    """Syntax errors of `files` (path, size; bytes in `payload`) under this Python."""
-    return {"python": platform.python_version(), "errors": syntax_errors(_unpack(args, payload))}, b""
+    """Syntax errors of `files` (path, size; bytes in `payload`) under this Python.
+
+    `unlike` are the files that are here neither as `base` nor as `after` says, for those that come with the two.
+    """
+    site = locate(args)
+    known = {f["path"]: (f["base"], f["after"]) for f in args["files"] if "base" in f}
+    unlike = sorted(p for p, either in known.items() if digest_of_file(inside(site.root, p)) not in either)
+    errors = syntax_errors(_unpack(args, payload))
+    return {"python": platform.python_version(), "errors": errors, "unlike": unlike, "sglang": site.version}, b""
 
 
 def _unpack(args: dict[str, Any], payload: bytes) -> dict[str, bytes]:

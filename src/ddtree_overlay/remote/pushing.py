@@ -28,6 +28,7 @@ from .probe import syntax_errors
 from .pruning import prune
 from .reading import describe
 from .reporting import one
+from .standing import Standing, below, refuse_half, refuse_mixed, standing, unfit
 from .states import end
 from .store import Store
 from .undo import Move
@@ -41,35 +42,42 @@ Record = dict[str, Any]
 def plan_push(args: dict[str, Any], _: bytes) -> Answer:
     """What a push of one of `candidates` would do here now. Reads only.
 
-    A candidate is a list of changes (path, base, after, size). Of those for the base that is here the first is meant;
-    when none is for it, the first of all, so that its conflicts can be shown. `chosen` is its index.
+    A candidate is a list of changes (path, base, after, size), made for the release in `releases` with its index. Of
+    those for the base that is here the first is meant; when none is for it, the first of all, so that its conflicts can
+    be shown. `chosen` is its index.
     """
     site = locate(args)
     store = Store(site.state, site.root)
     refuse_unrecorded(lost_record(store), store)
     candidates: list[list[dict[str, Any]]] = args["candidates"]
     live = live_view(store, {c["path"] for changes in candidates for c in changes})
-    chosen = planning.choose(candidates, live) or 0
+    found = standing(site, store, store.current())
+    chosen = planning.choose(candidates, live, found.record) or 0
     changes = candidates[chosen]
-    actions, record = push_actions(changes, store, live)
+    actions = push_actions(changes, store, found, live)
+    record = found.record
     todo = [a for a in actions if a["action"] not in ("same", "conflict")]
-    refusals = blockers(site, [a["path"] for a in todo], bytes_needed(store, changes))
+    refusals = unfit(site, found, actions, args["releases"][chosen])
+    refusals += blockers(site, [a["path"] for a in todo], bytes_needed(store, changes))
     unknown = planning.unknown_base(actions, changes, record)
     if unknown and todo:
         refusals.append(no_base(unknown))
     result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "unknown_base": unknown}
     stray = record is None and not result["unfinished"] and marked(store)
-    return {**result, "chosen": chosen, "deployment": record["id"] if record else None, "unrecorded": stray}, b""
+    name = record["id"] if record else None
+    state = {"state": found.state, "reason": found.reason, "left": found.left}
+    return {**result, **state, "chosen": chosen, "deployment": name, "unrecorded": stray}, b""
 
 
 def push_actions(
-    changes: list[dict[str, Any]], store: Store, known: dict[str, str | None] | None = None
-) -> tuple[list[planning.Action], Record | None]:
-    """The actions, and the live deployment; `known` are digests that were just taken."""
-    record = store.current()
+    changes: list[dict[str, Any]], store: Store, found: Standing, known: dict[str, str | None] | None = None
+) -> list[planning.Action]:
+    """The actions, given how things stand; `known` are digests that were just taken."""
+    record = found.record
     paths = {c["path"] for c in changes} | set(record["files"] if record else ())
     live = known or {}
-    return planning.plan_push(changes, {**live_view(store, paths - live.keys()), **live}, record), record
+    view = {**live_view(store, paths - live.keys()), **live}
+    return planning.plan_push(changes, view, record, replaced=found.base_gone, listed=found.listed)
 
 
 def bytes_needed(store: Store, changes: list[dict[str, Any]]) -> int:
@@ -140,7 +148,10 @@ def arrived(changes: list[dict[str, Any]], payload: bytes) -> dict[str, bytes]:
 def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[str, bytes]) -> dict[str, Any]:
     changes = args["changes"]
     refuse_unrecorded(unrecorded(store), store)
-    actions, record = push_actions(changes, store)
+    found = standing(site, store, store.current())
+    refuse_half(site, found)
+    refuse_mixed(site, found, args["release"], [c["path"] for c in changes])
+    actions, record = push_actions(changes, store, found), found.record
     todo = [a for a in actions if a["action"] != "same"]
     if todo:
         check_plan(actions, args["expect"])
@@ -150,7 +161,7 @@ def _push_locked(site: Site, store: Store, args: dict[str, Any], staged: dict[st
         # Also when the plan had work to do: somebody else has pushed the same overlay while this push was waiting.
         return {"deployment": one(store, record["id"]) if record else None}
     _refuse_unsafe(site, store, todo, changes, unknown=planning.unknown_base(actions, changes, record))
-    name = _deploy(site, store, args, staged=staged, actions=actions, record=record)
+    name = _deploy(site, store, args, staged=staged, actions=actions, found=found)
     with contextlib.suppress(OSError):
         # The push is done whatever becomes of old backups; the next one tries again.
         prune(store)
@@ -172,7 +183,7 @@ def refuse_early(site: Site, store: Store, args: dict[str, Any]) -> None:
     """Refuse a stale plan before even the state folder is created."""
     refuse_unrecorded(lost_record(store), store)
     busy = store.holder()
-    actions, _ = push_actions(args["changes"], store)
+    actions = push_actions(args["changes"], store, standing(site, store, store.current()))
     todo = [a["path"] for a in actions if a["action"] != "same"]
     if todo:
         # What was seen while somebody swaps files says nothing; under the lock everything is looked at again.
@@ -209,9 +220,10 @@ def _deploy(
     *,
     staged: dict[str, bytes],
     actions: list[planning.Action],
-    record: Record | None,
+    found: Standing,
 ) -> str:
     refuse_uncompilable(staged)
+    record = found.record
     name = store.new_deployment()
     files = {c["path"]: _remember(store, name, c, record) for c in args["changes"]}
     for path, data in staged.items():
@@ -221,7 +233,7 @@ def _deploy(
     new = {
         **{k: args[k] for k in ("overlay_id", "base_id", "release", "operator")},
         "id": name,
-        "previous": record["id"] if record and _same_base(files, record, site) else None,
+        "previous": below(args["overlay_id"], files, found, site),
         "version": site.version,
         "install": site.install,
         "files": files,
@@ -231,15 +243,10 @@ def _deploy(
     moves = [_move(a, f"deployments/{name}/after/{a['path']}", new, record) for a in actions if a["action"] != "same"]
     make = [f for f in new["absent_folders"] if not f.endswith("__pycache__") and any(_below(p, f) for p in files)]
     event = history_event(new, "push", name, record["id"] if record else None, args["operator"])
+    event["note"] = found.reason if found.state in ("upgraded", "partial") else ""
     drop = list(reversed(record["absent_folders"])) if record else []
     transaction.run(store, moves, event, make=make, drop=drop)
     return name
-
-
-def _same_base(files: Record, record: Record, site: Site) -> bool:
-    """Whether going back to `record` makes sense: not when the package was upgraded in between."""
-    common = files.keys() & record["files"].keys()
-    return site.version == record["version"] and all(files[p]["base"] == record["files"][p]["base"] for p in common)
 
 
 def _below(path: str, folder: str) -> bool:

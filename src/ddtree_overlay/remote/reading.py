@@ -12,6 +12,7 @@ from .common import Refusal, digest, digest_of_file, entry, inside, read_file
 from .facts import python_facts, versions
 from .grounds import refuse_unsettled
 from .locate import Site, locate
+from .standing import refuse_half, standing
 from .store import Store
 
 
@@ -27,29 +28,34 @@ def snapshot(args: dict[str, Any], _: bytes) -> Answer:
     site = locate(args)
     store = Store(site.state, site.root)
     refuse_unsettled(store)
-    mentions = _mentions(site.root, args["mention"].encode())
-    present = [p for p in args["wanted"] if os.path.lexists(inside(site.root, p))]
+    found = standing(site, store, store.current())
+    refuse_half(site, found)
+    # Modules of a deployment whose base an installer has replaced are no part of what it installed.
+    left = set(found.left)
+    mentions = [p for p in _mentions(site.root, args["mention"].encode()) if p not in left]
+    present = [p for p in args["wanted"] if p not in left and os.path.lexists(inside(site.root, p))]
     known = args.get("known", {})
     entries, sent, pieces = [], [], []
     paths = sorted({*present, *mentions})
     stamps = {path: _stamp(site.root, path) for path in paths}
     for path in paths:
-        found = entry(site.root, path)
-        if found is None:
+        one = entry(site.root, path)
+        if one is None:
             raise _changed(path)
-        entries.append(found)
-        if known.get(path) != found["sha256"]:
+        entries.append(one)
+        if known.get(path) != one["sha256"]:
             data = read_file(inside(site.root, path))
-            if digest(data) != found["sha256"]:
+            if digest(data) != one["sha256"]:
                 raise _changed(path)
             sent.append({"path": path, "size": len(data)})
             pieces.append(data)
-    for found in entries:
-        path = found["path"]
-        if digest_of_file(inside(site.root, path)) != found["sha256"] or _stamp(site.root, path) != stamps[path]:
+    for one in entries:
+        path = one["path"]
+        if digest_of_file(inside(site.root, path)) != one["sha256"] or _stamp(site.root, path) != stamps[path]:
             raise _changed(path)
     refuse_unsettled(store)
     result = {**describe(site, args), "files": entries, "mentions": mentions, "sent": sent}
+    result["left"] = sorted(left)
     return result, b"".join(pieces)
 
 

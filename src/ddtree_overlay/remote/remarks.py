@@ -13,6 +13,8 @@ def on_push(plan: Mapping[str, Any], release: str, fate: str) -> list[str]:
     version = plan["versions"]["sglang"]
     if version and version != release:
         remarks.append(f"the host has SGLang {version}, the bundle was built for {release}; the files are the same")
+    if plan["state"] == "upgraded":
+        remarks.append(f"{plan['reason']}; a rollback will go back to what is there now without it")
     shared = [a for a in plan["actions"] if a["action"] == "change" and (a["nlink"] or 0) > 1]
     if shared:
         links = max(a["nlink"] for a in shared) - 1

@@ -5,47 +5,56 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from . import ages, planning
-from .common import Refusal, inside
+from . import ages
+from .common import Refusal
 from .damage import marked
 from .facts import container
 from .grounds import lost_record, unfinished
+from .installed import Installed, remedy
 from .locate import Site, locate
 from .processes import running
 from .reading import describe
+from .standing import Standing, standing
 from .states import cut_off, said_of
 from .store import Store
-from .undo import state_of
 
 
 Answer = tuple[dict[str, Any], bytes]
-#: State of the host, why, the files of the live deployment, and its record.
-Seen = tuple[str, str, "list[dict[str, str]]", "dict[str, Any] | None"]
+#: Seconds: the kernel counts start times in hundredths, and file systems have a coarse clock as well.
+_TICKS = 0.1
 
 
 def status(args: dict[str, Any], _: bytes) -> Answer:
     """State of the host and of every file of the live deployment; reads only, also without any deployment."""
     site = locate(args, orphans=True)
     store = Store(site.state, site.root)
-    state, reason, files, record = _seen(site, store)
-    result = {**describe(site, args), "state": state, "reason": reason, "files": files, "unfinished": unfinished(store)}
+    found = _seen(site, store)
+    record = found.record
+    result = {**describe(site, args), "state": found.state, "reason": found.reason, "files": found.files}
+    result.update(unfinished=unfinished(store), remedy=remedy(site, record["version"] if record else None))
     result["deployment"] = _summaries(store).get(record["id"]) if record else None
-    result["processes"] = [{**p, "stale": s} for p, s in _aged(store)]
+    result["processes"] = [{**p, "stale": s} for p, s in _aged(store, found.installed.since)]
     result["container"] = container(site.root)
     return result, b""
 
 
-def _aged(store: Store) -> Iterator[tuple[dict[str, Any], bool]]:
-    """The running processes, each with whether it has other code than is there now."""
+def _aged(store: Store, installed: float | None) -> Iterator[tuple[dict[str, Any], bool]]:
+    """The running processes, each with whether it has other code than is there now.
+
+    That is also what an installer has replaced since the process was started, at `installed`.
+    """
     found, at, wall = running(), ages.now(), time.time()
     events = store.events() if found else []
     for process in found:
-        yield process, ages.outdated(events, ages.start_of(process, at, wall), at, wall)
+        started = ages.start_of(process, at, wall)
+        replaced = installed is not None and started < installed - _TICKS
+        yield process, replaced or ages.outdated(events, started, at, wall)
 
 
-def _seen(site: Site, store: Store) -> Seen:
+def _seen(site: Site, store: Store) -> Standing:
     try:
         return _state(site, store)
     except Refusal:
@@ -53,22 +62,23 @@ def _seen(site: Site, store: Store) -> Seen:
         holder = store.holder()
         if holder is None:
             return _state(site, store)
-        return "partial", f"{holder['operator'] or 'somebody'} is running a {holder['doing']} here", [], None
+        busy = f"{holder['operator'] or 'somebody'} is running a {holder['doing']} here"
+        return Standing("partial", busy, [], None, Installed("", None, None))
 
 
-def _state(site: Site, store: Store) -> Seen:
+def _state(site: Site, store: Store) -> Standing:
     lost = lost_record(store)
     record = lost or store.current()
-    live = {p: state_of(inside(site.root, p)) for p in (record["files"] if record else ())}
-    state, reason, files = planning.classify(record, live, site.version, importable=site.importable)
+    found = standing(site, store, record)
+    state, reason = found.state, found.reason
     middle = store.interrupted()
     if middle:
         state, reason = "partial", unfinished(store) or "a run has just ended; ask again"
     elif lost:
         state, reason = "unrecorded", f"{reason}; its line in {store.folder}/history.jsonl is lost"
-    elif record is None and site.importable and not store.holder() and marked(store):
+    elif record is None and state == "pristine" and site.importable and not store.holder() and marked(store):
         state, reason = "unrecorded", f"an overlay is in place, and no deployment in {store.folder} put it there"
-    return state, "; ".join(filter(None, [reason, cut_off(store)])), files, record
+    return replace(found, state=state, reason="; ".join(filter(None, [reason, cut_off(store)])))
 
 
 def history(args: dict[str, Any], _: bytes) -> Answer:
@@ -86,14 +96,18 @@ def _summaries(store: Store) -> dict[str, dict[str, Any]]:
     """Fold the events into one summary for each deployment."""
     found: dict[str, dict[str, Any]] = {}
     current = None
+    pushed: dict[str, str] = {}
     never = set()
     for event in store.events():
         current = event["current"]
         said = said_of(event)
         if event["event"] in ("good", "bad") and event["id"] in found:
-            found[event["id"]].update(state=event["event"], note=event["note"])
+            # What the deployment was pushed over stays worth knowing.
+            notes = filter(None, [pushed.get(event["id"], ""), event["note"]])
+            found[event["id"]].update(state=event["event"], note="; ".join(notes))
         elif said:
             found[event["id"]] = _summary(store, event, said[1])
+            pushed[event["id"]] = event["note"] if event["event"] == "push" else ""
             never |= {event["id"]} if said[1] == "bad" else set()
         if event["event"] == "rollback":
             for summary in found.values():

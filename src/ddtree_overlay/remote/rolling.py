@@ -26,6 +26,7 @@ from .grounds import (
 from .locate import Site, locate
 from .preflight import blockers, keepers
 from .reading import describe
+from .standing import Standing, groundless, standing
 from .states import end, states
 from .store import Store
 from .undo import Move
@@ -46,12 +47,18 @@ def plan_rollback(args: dict[str, Any], _: bytes) -> Answer:
     record, target, undoes = _rollback_range(store, args, lost)
     if record is None and not store.journal() and not store.holder() and marked(store):
         raise _unknown_overlay(site)
-    actions, left = _rollback_actions(site, store, record, target)
+    found = standing(site, store, record)
+    actions, left = _rollback_actions(store, found, target)
     todo = [a["path"] for a in actions if a["action"] not in ("same", "conflict")]
-    refusals = [*blockers(site, todo, _bytes_needed(site, todo)), *_damaged(store, record, target, actions)]
+    refusals = [
+        *(groundless(site, found, purge=args["purge"]) if undoes else ()),
+        *blockers(site, todo, _bytes_needed(site, todo)),
+        *_damaged(store, record, target, actions),
+    ]
     if args["purge"] and target is None:
         refusals += keepers(store.folder)
     result = {**describe(site, args), **plan_facts(site, store, actions, refusals), "left": left}
+    result.update(state=found.state, reason=found.reason)
     names = {"current": record["id"] if record else None, "to": target["id"] if target else BASE, "undoes": undoes}
     return {**result, **names, "state_folder": store.folder.is_dir(), "lost": bool(lost)}, b""
 
@@ -116,14 +123,14 @@ def _cut(record: Record) -> Refusal:
     )
 
 
-def _rollback_actions(
-    site: Site, store: Store, record: Record | None, target: Record | None
-) -> tuple[list[planning.Action], list[str]]:
+def _rollback_actions(store: Store, found: Standing, target: Record | None) -> tuple[list[planning.Action], list[str]]:
+    record = found.record
     if record is None or (target and target["id"] == record["id"]):
         return [], []
     paths = {*record["files"], *(target["files"] if target else ())}
-    replaced = not site.importable or site.version != record["version"]
-    return planning.plan_rollback(record, target, live_view(store, paths), replaced=replaced)
+    # An uninstalled package lists no file any more.
+    listed = () if found.state == "orphaned" else found.listed
+    return planning.plan_rollback(record, target, live_view(store, paths), replaced=found.base_gone, listed=listed)
 
 
 def _rollback_moves(actions: list[planning.Action], record: Record, target: Record | None) -> list[Move]:
@@ -187,7 +194,9 @@ def _rollback_and_try(site: Site, store: Store, args: dict[str, Any]) -> dict[st
 def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str, Any]:
     lost = unrecorded(store)
     record, target, undoes = _rollback_range(store, args, lost)
-    actions, left = _rollback_actions(site, store, record, target)
+    found = standing(site, store, record)
+    raise_first(groundless(site, found, purge=args["purge"]) if undoes else [])
+    actions, left = _rollback_actions(store, found, target)
     check_plan(actions, args["expect"])
     if args["purge"] and target is None:
         # Half of the backups gone and the rest another user's would be worse than all of them there.
@@ -224,7 +233,7 @@ def go_back(site: Site, store: Store, operator: str, *, to: str, note: str) -> N
         Refusal: Somebody has changed a file meanwhile, or as `transaction.run`.
     """
     record, target, undoes = _rollback_range(store, {"to": to, "purge": False}, None)
-    actions, _ = _rollback_actions(site, store, record, target)
+    actions, _ = _rollback_actions(store, standing(site, store, record), target)
     check_plan(actions, [[a["path"], a["from"], a["to"]] for a in actions])
     if record is not None and undoes:
         _undo_deployments(site, store, operator, record=record, target=target, actions=actions, note=note)

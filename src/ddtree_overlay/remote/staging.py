@@ -12,6 +12,7 @@ from .damage import unrecorded
 from .grounds import check_plan, raise_first, refuse_unrecorded
 from .locate import Site, locate
 from .preflight import blockers
+from .standing import refuse_half, standing
 from .store import Store
 
 
@@ -54,7 +55,9 @@ def stage(args: dict[str, Any], payload: bytes) -> Answer:
 def _stage_locked(site: Site, store: Store, args: dict[str, Any], files: dict[str, bytes]) -> None:
     refuse_unrecorded(unrecorded(store), store)
     changes = args["changes"]
-    actions, record = pushing.push_actions(changes, store)
+    found = standing(site, store, store.current())
+    refuse_half(site, found)
+    actions, record = pushing.push_actions(changes, store, found), found.record
     check_plan(actions, args["expect"])
     _refuse_inexact(site, store, record)
     todo = [a["path"] for a in actions if a["action"] != "same"]

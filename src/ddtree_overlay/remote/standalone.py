@@ -126,7 +126,7 @@ def push(options: Namespace, export: Export) -> Answer:
     """Put the overlay in place."""
     ids = {k: export.manifest[k] for k in ("overlay_id", "base_id", "release")}
     changes = export.changes()
-    plan = export.call("plan_push", {"candidates": [changes]})
+    plan = export.call("plan_push", {"candidates": [changes], "releases": [ids["release"]]})
     warnings = remarks.on_push(plan, ids["release"], _FATE)
     value = {**ids, **_about(plan), "warnings": warnings, "deployment": None, "previous": plan["deployment"]}
     _check(plan, _EDITED if plan["deployment"] else _OTHER_BASE)
@@ -214,6 +214,8 @@ def _about(plan: Value) -> Value:
 
 def _check(plan: Value, step: str) -> None:
     """Raise what forbids `plan`."""
+    if plan["blockers"] and plan["blockers"][0]["kind"] == "conflict":
+        raise _refusal(plan["blockers"][0])
     text = planning.conflict_text([(a["path"], a["reason"]) for a in plan["actions"] if a["action"] == "conflict"])
     if text:
         raise Refusal("conflict", text, why="nothing was written", next_step=step)

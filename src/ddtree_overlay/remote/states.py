@@ -12,11 +12,12 @@ import json
 import time
 from typing import Any
 
-from . import planning, transaction
-from .common import Refusal, digest_of_file, inside
+from . import transaction
+from .common import Refusal
 from .damage import unrecorded
 from .grounds import history_event, refuse_unrecorded
 from .locate import locate
+from .standing import standing
 from .store import Store
 
 
@@ -82,11 +83,11 @@ def confirm(args: dict[str, Any], _: bytes) -> Answer:
         record = store.current()
         if record is None:
             raise _nothing()
-        live = {p: digest_of_file(inside(site.root, p)) for p in record["files"]}
-        state, reason, _files = planning.classify(record, live, site.version, importable=site.importable)
-        if state != "applied":
-            what = f"{record['id']} is not whole: {reason}"
-            raise Refusal("conflict", what, next_step="ddtree-overlay diff {target}")
+        found = standing(site, store, record)
+        if found.state != "applied":
+            what = f"{record['id']} is not in place any more: {found.reason}"
+            step = "diff" if found.state == "drifted" else "status"
+            raise Refusal("conflict", what, why="nothing was changed", next_step=f"ddtree-overlay {step} {{target}}")
         said, checked = _contradiction(args.get("trial"), record)
         known = states(store.events())[record["id"]]
         if known != "good":

@@ -54,7 +54,7 @@ def _one_back(store: Store, move: Move, *, replaced: bool) -> str:
     full = inside(store.root, path)
     try:
         if digest_of_file(full) not in (move["from"], move["to"]):
-            return "" if replaced else "somebody else changed it meanwhile"
+            return "" if replaced or reinstalled(store, move) else "somebody else changed it meanwhile"
         if move["from"] is not None:
             _make_parents(store, full.parent)
         place = f"undo/files/{path}"
@@ -72,7 +72,15 @@ def _one_back(store: Store, move: Move, *, replaced: bool) -> str:
 
 def _differs(store: Store, move: Move, *, replaced: bool) -> bool:
     now = state_of(inside(store.root, move["path"]))
-    return bool(now == move["to"] if replaced else now != move["from"])
+    if replaced or reinstalled(store, move):
+        return bool(now == move["to"])
+    return bool(now != move["from"])
+
+
+def reinstalled(store: Store, move: Move) -> bool:
+    """Whether the file is as before any overlay, because the same release was installed again in between."""
+    base = move.get("base")
+    return base is not None and base != move["to"] and state_of(inside(store.root, move["path"])) == base
 
 
 def state_of(path: Path) -> str | None:

@@ -36,14 +36,29 @@ def verify_on_host(transport: Transport, manifest: Manifest, patched: Patched) -
     """
     files = [{"path": path, "size": len(data)} for path, data in patched.files.items()]
     payload = b"".join(patched.files.values())
-    compiled = transport.call("compile", {"files": files}, payload).result
-    findings = _compiled(compiled)
+    changes = {c.path: {"base": c.base_sha256, "after": c.sha256} for c in patched.bundle.changes}
+    described = [{**file, **changes[str(file["path"])]} for file in files]
+    compiled = transport.call("compile", {"files": described}, payload).result
+    findings = [*_replaced(compiled, patched, manifest.release), *_compiled(compiled)]
     if any(f.severity == "error" for f in findings):
         return findings
     modules = [module_of(path) for path in patched.files]
     args = {"files": files, "modules": modules, "help": True, "timeout": PROBE_TIMEOUT}
     probed = transport.call("probe", args, payload, timeout=2 * PROBE_TIMEOUT).result
     return [*findings, *_imported(probed, patched, manifest.release), *_helped(probed)]
+
+
+def _replaced(result: Mapping[str, Any], patched: Patched, release: str) -> list[Finding]:
+    """An error when the host has another SGLang than the snapshot: to import ours over that would prove nothing."""
+    edited = {c.path for c in patched.bundle.changes if not c.adds}
+    unlike = [path for path in result["unlike"] if path in edited]
+    if not unlike:
+        return []
+    message = (
+        f"{len(unlike)} of the {len(edited)} files that the overlay changes are not as in the snapshot of SGLang "
+        f"{release}; the host has {result['sglang'] or 'an unknown version'} now: take the snapshot again"
+    )
+    return [Finding("host", "error", unlike[0], None, message)]
 
 
 def _compiled(result: Mapping[str, Any]) -> list[Finding]:
