@@ -3,8 +3,16 @@
 
 from __future__ import annotations
 
+from ddtree_overlay.edits.algorithm import (
+    borrow_handler,
+    register_fields,
+    register_flags,
+    register_gate,
+    register_start,
+)
 from ddtree_overlay.edits.anchors import After, AtStart, Before
-from ddtree_overlay.edits.base import Edit, Example, add_field, insert_statements
+from ddtree_overlay.edits.base import Edit, Example
+from ddtree_overlay.edits.ddtree import DDTREE
 
 
 EXAMPLE = Example(
@@ -104,81 +112,57 @@ class ServerArgs:
 """,
 )
 
-#: The fields and flags; the same place in every release of the first worker.
-FIELDS = add_field(
-    "ServerArgs",
-    (
-        "speculative_ddtree_budget: int = 64",
-        "speculative_ddtree_topk_cap: Optional[int] = None",
-        "speculative_ddtree_chain_seed: bool = False",
-        "speculative_ddtree_allow_hybrid_unsafe: bool = False",
-        "speculative_ddtree_overlay_id: Optional[str] = None",
-    ),
+#: The fields; the same place in every release of the first worker.
+FIELDS = register_fields(
+    DDTREE,
+    {
+        "budget": ("int", "64"),
+        "topk_cap": ("Optional[int]", "None"),
+        "chain_seed": ("bool", "False"),
+        "allow_hybrid_unsafe": ("bool", "False"),
+        "overlay_id": ("Optional[str]", "None"),
+    },
     after="speculative_dflash_block_size",
     reason="`ServerArgs.from_cli_args` copies every dataclass field from the flag of the same name, and "
     "`/server_info` answers with every field.",
 )
 
-REPORT_OVERLAY = insert_statements(
-    "ServerArgs.__post_init__",
-    AtStart(),
-    """\
-from sglang.srt.speculative.ddtree.args import report_overlay
-
-report_overlay(self)
-""",
+REPORT_OVERLAY = register_start(
+    DDTREE,
+    "args:report_overlay",
+    scope="ServerArgs.__post_init__",
+    anchor=AtStart(),
     reason="Whatever the arguments hold, the server reports the overlay whose code it has loaded.",
-    blank_before=1,
 )
 
-CHOOSE_BACKEND = insert_statements(
-    "ServerArgs._handle_attention_backend_compatibility",
-    AtStart(),
-    """\
-if str(self.speculative_algorithm).upper() == "DDTREE":
-    from sglang.srt.speculative.ddtree.args import choose_attention_backend
-
-    choose_attention_backend(self)
-""",
+CHOOSE_BACKEND = register_gate(
+    DDTREE,
+    "args:choose_attention_backend",
+    scope="ServerArgs._handle_attention_backend_compatibility",
+    anchor=AtStart(),
+    # The name is as the user wrote it: it has not been brought into one form yet.
+    condition='str(self.speculative_algorithm).upper() == "DDTREE"',
     reason="The default backend of a GPU may be one that cannot verify a tree, so DDTREE chooses first.",
     blank_after=1,
 )
 
-ENTER_DFLASH = insert_statements(
-    "ServerArgs._handle_speculative_decoding",
-    Before('if self.speculative_algorithm == "DFLASH": ...'),
-    """\
-is_ddtree = self.speculative_algorithm == "DDTREE"
-if is_ddtree:
-    from sglang.srt.speculative.ddtree.args import enter_dflash_handling
-
-    enter_dflash_handling(self)
-""",
-    reason="The draft model is a DFlash model: its settings are resolved by the DFLASH branch below.",
-    blank_before=1,
+ENTER_DFLASH, FINISH_DFLASH = borrow_handler(
+    DDTREE,
+    "args:enter_dflash_handling",
+    "args:finish_dflash_handling",
+    scope="ServerArgs._handle_speculative_decoding",
+    before=Before('if self.speculative_algorithm == "DFLASH": ...'),
+    after=After('if self.speculative_algorithm == "DFLASH": ...'),
+    reasons=(
+        "The draft model is a DFlash model: its settings are resolved by the DFLASH branch below.",
+        "Behind the DFLASH branch the block size is known, and tree width and limits follow from it.",
+    ),
 )
 
-FINISH_DFLASH = insert_statements(
-    "ServerArgs._handle_speculative_decoding",
-    After('if self.speculative_algorithm == "DFLASH": ...'),
-    """\
-if is_ddtree:
-    from sglang.srt.speculative.ddtree.args import finish_dflash_handling
-
-    finish_dflash_handling(self)
-""",
-    reason="Behind the DFLASH branch the block size is known, and tree width and limits follow from it.",
-    blank_before=1,
-)
-
-FLAGS = insert_statements(
-    "ServerArgs.add_cli_args",
-    After('parser.add_argument("--speculative-dflash-block-size", ...)'),
-    """\
-from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
-
-add_ddtree_cli_args(parser)
-""",
+FLAGS = register_flags(
+    DDTREE,
+    "args:add_ddtree_cli_args",
+    anchor=After('parser.add_argument("--speculative-dflash-block-size", ...)'),
     reason="Adds the flags, and admits DDTREE to --speculative-algorithm without rewriting its `choices` line.",
 )
 

@@ -6,8 +6,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+from ddtree_overlay.edits.algorithm import register_gate, register_start
 from ddtree_overlay.edits.anchors import After, Before
-from ddtree_overlay.edits.base import Edit, Example, insert_statements
+from ddtree_overlay.edits.base import Edit, Example
+from ddtree_overlay.edits.ddtree import DDTREE
 from ddtree_overlay.edits.server_args import FIELDS, FLAGS, REPORT_OVERLAY, SERVER_ARGS
 
 
@@ -20,28 +22,23 @@ FIELDS_PUBLISHED = replace(
 )
 
 #: Before anything else, so that no default of a model or a GPU is taken for the user's choice.
-BEGIN = replace(
-    REPORT_OVERLAY,
-    code="""\
-from sglang.srt.speculative.ddtree.args import begin_arguments
-
-begin_arguments(self)
-""",
+BEGIN = register_start(
+    DDTREE,
+    "args:begin_arguments",
+    scope=REPORT_OVERLAY.scope,
+    anchor=REPORT_OVERLAY.anchor,
     reason="The server reports the overlay it has loaded, and DDTREE chooses its backend before the model's default.",
 )
 
 #: Ours are registered by hand: one text of help for every release.
 FLAGS_DERIVED = FLAGS.moved(After("add_cli_args_from_dataclass(parser, ServerArgs)"))
 
-LARGEST_WIDTH = insert_statements(
-    "ServerArgs.max_speculative_num_draft_tokens",
-    Before("if not self.speculative_adaptive: ..."),
-    """\
-if self.speculative_algorithm == "DDTREE":
-    from sglang.srt.speculative.ddtree.args import largest_width
-
-    return largest_width(self)
-""",
+LARGEST_WIDTH = register_gate(
+    DDTREE,
+    "args:largest_width",
+    scope="ServerArgs.max_speculative_num_draft_tokens",
+    anchor=Before("if not self.speculative_adaptive: ..."),
+    statement="return {function}(self)",
     reason="Rows, reserves and buffers are sized by this; a step writes a draft block or a tree, whichever is wider.",
 )
 

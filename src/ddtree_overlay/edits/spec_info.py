@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from ddtree_overlay.edits.anchors import AtStart, Before
-from ddtree_overlay.edits.base import Edit, Example, add_enum_member, add_method, insert_statements
+from ddtree_overlay.edits.algorithm import register_member, register_worker
+from ddtree_overlay.edits.base import Edit, Example
+from ddtree_overlay.edits.ddtree import DDTREE
 
 
 EXAMPLE = Example(
@@ -66,44 +67,15 @@ class SpeculativeAlgorithm(Enum):
 ''',
 )
 
-MEMBER = add_enum_member(
-    "SpeculativeAlgorithm",
-    "DDTREE",
-    reason="`from_string` finds an algorithm by the name of its member.",
+MEMBER, COUNT_AS_DFLASH, PREDICATE = register_member(
+    DDTREE, why="drafts with the DFlash model: every DFlash branch applies."
 )
 
-COUNT_AS_DFLASH = insert_statements(
-    "SpeculativeAlgorithm.is_dflash",
-    AtStart(),
-    """\
-# DDTREE drafts with the DFlash model: every DFlash branch applies.
-if self.is_ddtree():
-    return True
-""",
-    reason="Draft model set-up, aux hidden states, graphs and admission must treat DDTREE as DFLASH.",
-)
-
-PREDICATE = add_method(
-    "SpeculativeAlgorithm",
-    """\
-def is_ddtree(self) -> bool:
-    return self == SpeculativeAlgorithm.DDTREE
-""",
-    after="is_dflash",
-    reason="The places that differ from DFLASH ask for DDTREE by this name.",
-)
-
-WORKER = insert_statements(
-    "SpeculativeAlgorithm.create_worker",
-    Before("if self.is_dflash(): ..."),
-    """\
-if self.is_ddtree():
-    from sglang.srt.speculative.ddtree.worker import create_ddtree_worker
-
-    return create_ddtree_worker(enable_overlap)
-""",
+WORKER = register_worker(
+    DDTREE,
+    "worker:create_ddtree_worker",
+    arguments="enable_overlap",
     reason="The tree worker must be chosen before the DFLASH branch, which DDTREE also satisfies.",
-    blank_before=1,
 )
 
 SUMMARY = "Register DDTREE as a speculative algorithm that counts as DFLASH wherever DFLASH is asked for."

@@ -5,31 +5,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ddtree_overlay.edits.algorithm import register_gate, register_worker
 from ddtree_overlay.edits.anchors import AtStart, Before
-from ddtree_overlay.edits.base import Edit, Example, insert_statements
+from ddtree_overlay.edits.base import Edit, Example
+from ddtree_overlay.edits.ddtree import DDTREE
 from ddtree_overlay.edits.spec_info import COUNT_AS_DFLASH, MEMBER, PREDICATE, SPEC_INFO, WORKER
 
 
 #: The second worker runs with and without overlap scheduling: there is nothing to ask.
-WORKER_SECOND = replace(
-    WORKER,
-    code="""\
-if self.is_ddtree():
-    from sglang.srt.speculative.ddtree.worker import create_ddtree_worker
+WORKER_SECOND = register_worker(DDTREE, "worker:create_ddtree_worker", reason=WORKER.reason)
 
-    return create_ddtree_worker()
-""",
-)
-
-DRAFT_WIDTH = insert_statements(
-    "SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify",
-    AtStart(),
-    """\
-if self.is_ddtree() and is_draft_worker:
-    from sglang.srt.speculative.ddtree.args import draft_width
-
-    return draft_width()
-""",
+DRAFT_WIDTH = register_gate(
+    DDTREE,
+    "args:draft_width",
+    scope="SpeculativeAlgorithm.get_num_tokens_per_req_for_target_verify",
+    anchor=AtStart(),
+    condition=f"self.{DDTREE.predicate}() and is_draft_worker",
+    statement="return {function}()",
     reason="The draft runs a block a request, the target a tree; SGLang asks here for the width of either.",
 )
 
@@ -124,15 +116,13 @@ _AFTER_HOOK = (
 #: The name of the hook for the width in 0.5.14 and 0.5.15.
 _OLD_NAME = "get_num_tokens_per_bs_for_target_verify"
 
-LARGEST_WIDTH = insert_statements(
-    "SpeculativeAlgorithm.resolve_max_speculative_num_draft_tokens",
-    Before("if not cfg.speculative_adaptive: ..."),
-    """\
-if self.is_ddtree():
-    from sglang.srt.speculative.ddtree.args import largest_width
-
-    return largest_width(cfg)
-""",
+LARGEST_WIDTH = register_gate(
+    DDTREE,
+    "args:largest_width",
+    scope="SpeculativeAlgorithm.resolve_max_speculative_num_draft_tokens",
+    anchor=Before("if not cfg.speculative_adaptive: ..."),
+    condition=f"self.{DDTREE.predicate}()",
+    statement="return {function}(cfg)",
     reason="Rows, reserves and buffers are sized by this; a step writes a draft block or a tree, whichever is wider.",
 )
 

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from ddtree_overlay.edits.algorithm import register_answer
 from ddtree_overlay.edits.anchors import Before
-from ddtree_overlay.edits.base import Edit, Example, insert_statements
+from ddtree_overlay.edits.base import Edit, Example
+from ddtree_overlay.edits.ddtree import DDTREE
 
 
 EXAMPLE = Example(
@@ -30,13 +32,12 @@ def spec_need_hidden_states(server_args=None):
 """,
 )
 
-NO_HIDDEN_STATES = insert_statements(
-    "spec_need_hidden_states",
-    Before("return not server_args.enable_multi_layer_eagle"),
-    """\
-if server_args.speculative_algorithm == "DDTREE":
-    return False
-""",
+NO_HIDDEN_STATES = register_answer(
+    DDTREE,
+    "False",
+    scope="spec_need_hidden_states",
+    anchor=Before("return not server_args.enable_multi_layer_eagle"),
+    owner="server_args",
     reason="Like DFLASH, DDTREE writes what it needs of the hidden states into the draft's KV within the step.",
 )
 

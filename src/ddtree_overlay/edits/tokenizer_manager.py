@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+from ddtree_overlay.edits.algorithm import register_gate
 from ddtree_overlay.edits.anchors import After
-from ddtree_overlay.edits.base import Edit, Example, insert_statements
+from ddtree_overlay.edits.base import Edit, Example
+from ddtree_overlay.edits.ddtree import DDTREE
 
 
 EXAMPLE = Example(
@@ -26,15 +28,13 @@ class TokenizerManager:
 """,
 )
 
-META_INFO = insert_statements(
-    "TokenizerManager._calculate_spec_decoding_metrics",
-    After('meta_info["spec_verify_ct"] = ...'),
-    """\
-if self.server_args.speculative_algorithm == "DDTREE":
-    from sglang.srt.speculative.ddtree.args import request_meta_info
-
-    meta_info.update(request_meta_info(self.server_args))
-""",
+META_INFO = register_gate(
+    DDTREE,
+    "args:request_meta_info",
+    scope="TokenizerManager._calculate_spec_decoding_metrics",
+    anchor=After('meta_info["spec_verify_ct"] = ...'),
+    condition=DDTREE.chosen_in("self.server_args"),
+    statement="meta_info.update({function}(self.server_args))",
     reason="An accept rate per proposed token means nothing for a tree unless the tree is named with it.",
 )
 
