@@ -617,7 +617,7 @@ def test_confirm_takes_the_operators_word_unless_the_server_denies_it(host: Host
         found = deploy.history(transport)[0]
         assert (found.state, found.note) == ("good", "seen")
         (server.install.root / "srt/a.py").write_bytes(b"EDITED = 1\n")
-        with pytest.raises(ConflictError, match="d-0001 is not whole"):
+        with pytest.raises(ConflictError, match="d-0001 is not in place any more"):
             proving.confirm(transport, operator="carol")
 
 
