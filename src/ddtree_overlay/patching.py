@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddtree_overlay import collector
 from ddtree_overlay.diffs import count_inserted
 from ddtree_overlay.edits.anchors import AnchorError
 from ddtree_overlay.edits.base import Edit, Insertion
@@ -118,6 +119,7 @@ def build(base: Mapping[str, bytes], version: str, *, overlay: Mapping[str, byte
     return build_release(release(version), base, load_overlay(version) if overlay is None else overlay)
 
 
+@collector.paused()
 def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, bytes]) -> Patched:
     """Patch a base with the edits of one row of the release table. Raises as `build`."""
     _refuse_present(base, added)

@@ -11,7 +11,7 @@ Insertions are applied in order and removed in reverse order, so several of them
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -25,7 +25,9 @@ from ddtree_overlay.edits.anchors import (
     Spot,
     find_spot,
 )
+from ddtree_overlay.edits.hollow import hollow
 from ddtree_overlay.edits.tree import parse, replace_block
+from ddtree_overlay.errors import OverlayError
 
 
 if TYPE_CHECKING:
@@ -194,18 +196,46 @@ class Edit:
         Raises:
             AnchorError: An insertion is not there, or was changed.
         """
+        return self._short(data, self._remove)
+
+    def plan(self, data: bytes) -> tuple[bytes, tuple[Insertion, ...]]:
+        """What `apply` gives, and the insertions that were there before, from a single parse."""
+        present: list[tuple[Insertion, ...]] = []
+
+        def change(part: bytes) -> bytes:
+            module, missing = self._without(parse(part, self.path))
+            for insertion in self.insertions:
+                module = insertion.insert(module, self.path)
+            present.append(tuple(i for i in self.insertions if i not in missing))
+            return module.bytes
+
+        changed = self._short(data, change)
+        return changed, present[-1]
+
+    def _short(self, data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+        """What `change` makes of the file, made of the little that the edit looks at.
+
+        Where that is refused, the whole file is refused: its message has the lines as they are in the file.
+        """
+        try:
+            part, filled = hollow(data, self._looked_at())
+            return filled(change(part))
+        except (OverlayError, SyntaxError, ValueError):
+            return change(data)
+
+    def _looked_at(self) -> frozenset[str]:
+        """The scopes that code is inserted into, and the functions that are inserted."""
+        names = {insertion.scope for insertion in self.insertions}
+        for insertion in self.insertions:
+            names |= {f"{insertion.scope}.{name}" for name in re.findall(r"^def (\w+)", insertion.code, re.MULTILINE)}
+        return frozenset(names)
+
+    def _remove(self, data: bytes) -> bytes:
         module, missing = self._without(parse(data, self.path))
         if missing:
             gone = missing[0]
             raise AnchorError(self.path, gone.scope, gone.code.splitlines()[0], "inserted code is missing or changed")
         return module.bytes
-
-    def plan(self, data: bytes) -> tuple[bytes, tuple[Insertion, ...]]:
-        """What `apply` gives, and the insertions that were there before, from a single parse."""
-        module, missing = self._without(parse(data, self.path))
-        for insertion in self.insertions:
-            module = insertion.insert(module, self.path)
-        return module.bytes, tuple(i for i in self.insertions if i not in missing)
 
     def _without(self, module: cst.Module) -> tuple[cst.Module, list[Insertion]]:
         missing: list[Insertion] = []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Collection, Mapping
 
+from ddtree_overlay import collector
 from ddtree_overlay.manifest import Manifest
 from ddtree_overlay.patching import Patched, wanted_paths
 from ddtree_overlay.releases import Release, release
@@ -40,6 +41,7 @@ def verify_bundle(manifest: Manifest, base: Mapping[str, bytes], patched: Patche
     return sorted(findings, key=lambda f: _ORDER[f.severity])
 
 
+@collector.paused()
 def verify_release(
     row: Release, sites: Collection[Site], manifest: Manifest, base: Mapping[str, bytes], patched: Patched
 ) -> list[Finding]:

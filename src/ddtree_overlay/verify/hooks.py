@@ -32,17 +32,27 @@ class Occurrence:
 
 def occurrences(tree: ast.Module, insertion: Insertion) -> list[Occurrence]:
     """Every place of a file where the statements of an insertion stand, layout and comments aside."""
-    wanted = [ast.dump(node) for node in ast.parse(insertion.code).body]
-    kind = type(ast.parse(insertion.code).body[0])
+    wanted = ast.parse(insertion.code).body
     found = []
     for body, scope, owner, alive in _bodies(tree.body, "", tree, alive=True):
-        for i, first in enumerate(body):
-            # Comparing dumps of everything would take seconds on a long file.
-            if type(first) is not kind or [ast.dump(n) for n in body[i : i + len(wanted)]] != wanted:
+        for i in range(len(body) - len(wanted) + 1):
+            if not all(map(_same, body[i : i + len(wanted)], wanted)):
                 continue
             reached = alive and not any(_ends(node) for node in body[:i])
             found.append(Occurrence(scope, owner, tuple(body[i : i + len(wanted)]), reached))
     return found
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two parts of syntax trees are the same code; unlike a comparison of dumps, it ends at a difference."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, ast.AST):
+        return all(_same(getattr(one, name, None), getattr(other, name, None)) for name in one._fields)
+    if isinstance(one, list):
+        assert isinstance(other, list)
+        return len(one) == len(other) and all(map(_same, one, other))
+    return one == other
 
 
 def check_hooks(edit: Edit, tree: ast.Module) -> list[Finding]:

@@ -91,6 +91,7 @@ class _Checker(ast.NodeVisitor):
         self.lines = frozenset(statement.lineno for statement in only or ())
         self.active = only is None
         self.heirs = heirs
+        self.imported: frozenset[str] | None = None
         self.classes: list[Class | None] = []
         self.scopes: list[dict[str, Value]] = []
 
@@ -234,8 +235,10 @@ class _Checker(ast.NodeVisitor):
         return of_callee(self.symbols, found)
 
     def _is_imported(self, func: ast.expr) -> bool:
-        names = {i.bound for i in imports(self.symbols.tree(self.path), self.path)} if self.only is None else set()
-        return isinstance(func, ast.Name) and func.id in names
+        if self.imported is None:
+            tree = self.symbols.tree(self.path)
+            self.imported = frozenset(i.bound for i in imports(tree, self.path)) if self.only is None else frozenset()
+        return isinstance(func, ast.Name) and func.id in self.imported
 
     def _note_missing(self, found: Value, node: ast.expr) -> bool:
         if isinstance(found, Missing):
