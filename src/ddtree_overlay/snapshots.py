@@ -14,11 +14,10 @@ from ddtree_overlay.hosts.transport import Transport, open_transport
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
 from ddtree_overlay.releases import release
 from ddtree_overlay.reports import listed
+from ddtree_overlay.verify.mentions import WATCHED
 from ddtree_overlay.wheels import check_release, fetch_release
 
 
-#: Files below srt/ that match are part of every snapshot: they name DFlash, or a field that DDTREE reads differently.
-MENTION = re.compile(rb"DFLASH|dflash|DFlash|speculative_num_draft_tokens|speculative_eagle_topk")
 #: The oldest release that has DFlash.
 FIRST_WITH_DFLASH = (0, 5, 11)
 
@@ -38,7 +37,7 @@ def snapshot_host(
     Args:
         transport: The host.
         name: Name of the snapshot.
-        wanted: Package-relative paths to take if they exist, beside those that match `MENTION`.
+        wanted: Package-relative paths to take if they exist, beside those that match `WATCHED`.
         known: The snapshot taken before, if any.
         cached: Its files; those that have not changed are not sent again.
 
@@ -51,7 +50,7 @@ def snapshot_host(
         "snapshot",
         {
             "wanted": sorted(wanted),
-            "mention": MENTION.pattern.decode(),
+            "mention": WATCHED.pattern.decode(),
             "known": {path: sha256(data) for path, data in have.items()},
         },
     )

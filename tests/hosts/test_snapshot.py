@@ -14,6 +14,7 @@ from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.hosts.protocol import Reply
 from ddtree_overlay.hosts.transport import open_transport
 from ddtree_overlay.manifest import Manifest, sha256
+from ddtree_overlay.verify.mentions import WATCHED
 
 
 WANTED = ["srt/server_args.py", "srt/speculative/dflash_worker.py", "srt/not/there.py"]
@@ -25,7 +26,7 @@ def test_snapshot_holds_what_was_asked_for_and_every_mention(sglang, here):
     mentions = {
         p.relative_to(sglang.root).as_posix()
         for p in (sglang.root / "srt").rglob("*.py")
-        if snapshots.MENTION.search(p.read_bytes())
+        if WATCHED.search(p.read_bytes())
     }
     assert set(manifest.mentions) == mentions
     assert set(files) == {f.path for f in manifest.files} == {*mentions, "srt/environ.py"}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
 from ddtree_overlay.releases import RELEASES, Release
 from ddtree_overlay.verify.mentions import MODULE, mentions_in
-from ddtree_overlay.verify.sites import Site
+from ddtree_overlay.verify.tables import Site
 
 
 _FILES = {
@@ -283,4 +283,8 @@ def manifest(files: dict[str, bytes]) -> Manifest:
 def sites() -> tuple[Site, ...]:
     """A table that classifies every mention of `base()`."""
     found = {place: m for path, data in base().items() for place, m in mentions_in(path, data).items()}
-    return tuple(Site(p.path, p.scope or MODULE, "same", "Test.", m.counts) for p, m in found.items())
+    edited = {(edit.path, insertion.scope) for edit in RELEASE.edits for insertion in edit.insertions}
+    return tuple(
+        Site(p.path, p.scope or MODULE, "edited" if (p.path, p.scope) in edited else "same", "Test.", m.counts)
+        for p, m in found.items()
+    )

@@ -4,18 +4,17 @@
 from __future__ import annotations
 
 import functools
-import re
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
+from ddtree_overlay.verify.mentions import WATCHED
 
 
 CACHE = Path(__file__).parents[2] / ".cache" / "wheels"
 RELEASE = "0.5.11"
-MENTION = re.compile(rb"DFLASH|dflash|DFlash|speculative_num_draft_tokens|speculative_eagle_topk")
 
 
 @functools.cache
@@ -41,7 +40,7 @@ def package(version: str = RELEASE) -> dict[str, bytes]:
 
 def snapshot(wanted: frozenset[str], version: str = RELEASE) -> tuple[Manifest, dict[str, bytes]]:
     """What a snapshot of the wheel holds: `wanted` and every file that mentions DFlash."""
-    mentions = tuple(sorted(path for path, data in package(version).items() if MENTION.search(data)))
+    mentions = tuple(sorted(path for path, data in package(version).items() if WATCHED.search(data)))
     files = {path: package(version)[path] for path in sorted({*wanted, *mentions}) if path in package(version)}
     entries = tuple(FileEntry(path, sha256(data), len(data)) for path, data in files.items())
     versions = {"sglang": version, "python": None}

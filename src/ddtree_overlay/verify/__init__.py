@@ -11,12 +11,14 @@ from ddtree_overlay.manifest import Manifest
 from ddtree_overlay.patching import Patched, wanted_paths
 from ddtree_overlay.releases import Release, release
 from ddtree_overlay.verify.findings import Finding
+from ddtree_overlay.verify.grounds import check_grounds
 from ddtree_overlay.verify.hooks import check_hooks, occurrences
 from ddtree_overlay.verify.host import verify_on_host
-from ddtree_overlay.verify.sites import Site, check_sites, load_sites
+from ddtree_overlay.verify.sites import check_sites
 from ddtree_overlay.verify.structure import check_base, check_insertion_only, check_unpatch
 from ddtree_overlay.verify.symbols import Class, Symbols
 from ddtree_overlay.verify.syntax import check_syntax
+from ddtree_overlay.verify.tables import Site, load_sites
 from ddtree_overlay.verify.uses import Tally, check_calls, check_imports
 
 
@@ -52,6 +54,7 @@ def verify_release(
     if not any(f.check == "syntax" and f.severity == "error" for f in findings):
         findings += _check_code(row, base, patched)
     findings += check_sites(sites, [m for m in manifest.mentions if m.startswith("srt/")], base)
+    findings += check_grounds(sites, row, {**base, **patched.files})
     return sorted(findings, key=lambda f: _ORDER[f.severity])
 
 
