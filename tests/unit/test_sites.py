@@ -140,6 +140,7 @@ def check_model(server_args):
 def finish(server_args):
     return check_features(server_args)
 """,
+    "srt/speculative/ddtree/settings.py": b'TREE_ATTENTION_BACKENDS = ("triton", "fa3")\n',
     "srt/hook.py": b"""\
 class Hook:
     def refuse(self):
@@ -157,6 +158,8 @@ class Hook:
         ("args.check_model", "nothing uses check_model"),
         ("args.check_nothing", "args.py of the overlay does not define check_nothing"),
         ("gates.check", "gates.py of the overlay does not define check"),
+        ("backend wave", None),
+        ("backend fa3", "targets may have fa3"),
         ("sglang srt/hook.py Hook.refuse", None),
         ("sglang srt/hook.py Hook.admit", "SGLang has no such function"),
         ("sglang srt/other.py refuse", "srt/other.py is not in the snapshot"),

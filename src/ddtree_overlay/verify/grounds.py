@@ -6,6 +6,7 @@ A row's `by` names
 - an edit: `PATH SCOPE`, where the release's edit of that file has an insertion in that scope;
 - a gate of the overlay: `MODULE.NAME`, a function or constant of `srt/speculative/ddtree/MODULE.py` that something else
   of the overlay uses; with an entry behind it (`args._WHY_NOT fa3`), a string that the definition holds;
+- an attention backend that no target may have: `backend NAME`, as long as `settings.TREE_ATTENTION_BACKENDS` lacks it;
 - a gate of SGLang itself: `sglang PATH SCOPE`, a function that the release has.
 """
 
@@ -62,14 +63,21 @@ def _gate_problem(by: str, files: Mapping[str, bytes]) -> str | None:
         if path not in files:
             return f"{path} is not in the snapshot"
         return None if scope in set(_scopes(ast.parse(files[path]).body, "")) else "SGLang has no such function"
+    if name == "backend":
+        admitted = _definition(ast.parse(files.get(f"{_FOLDER}/settings.py", b"")), "TREE_ATTENTION_BACKENDS")
+        return f"targets may have {entry}" if admitted is None or entry in _strings(admitted) else None
     module, _, name = name.partition(".")
     path = f"{_FOLDER}/{module}.py"
     definition = _definition(ast.parse(files.get(path, b"")), name)
     if definition is None:
         return f"{path} of the overlay does not define {name}"
-    if entry and entry not in {n.value for n in ast.walk(definition) if isinstance(n, ast.Constant)}:
+    if entry and entry not in _strings(definition):
         return f"{name} has no entry {entry!r}"
     return None if _is_used(name, definition, files) else f"nothing uses {name}"
+
+
+def _strings(node: ast.stmt) -> set[object]:
+    return {n.value for n in ast.walk(node) if isinstance(n, ast.Constant)}
 
 
 def _definition(tree: ast.Module, name: str) -> ast.stmt | None:

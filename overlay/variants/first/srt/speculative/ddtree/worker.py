@@ -18,6 +18,7 @@ from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.names import commit_recurrent_state
+from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.topology import tree_links
 from sglang.srt.speculative.ddtree.trace import is_tracing
@@ -57,6 +58,7 @@ class DDTreeWorker(DFlashWorker):
 
     def __init__(self, *, server_args: ServerArgs, target_worker: TpModelWorker, **kwargs: Any) -> None:
         check_model_runner(target_worker.model_runner)
+        check_target(target_worker.model_runner)
         page_size, pool = int(server_args.page_size), target_worker.model_runner.token_to_kv_pool
         self._moving_pool = movable_pool(pool, page_size) if page_size > 1 else None
         self._is_recurrent = target_worker.model_runner.mambaish_config is not None

@@ -26,6 +26,7 @@ from sglang.srt.speculative.ddtree.grammar import node_grammar
 from sglang.srt.speculative.ddtree.kv_move import movable_pool, move_to_front
 from sglang.srt.speculative.ddtree.names import draft_arguments, draft_scope, next_draft_input
 from sglang.srt.speculative.ddtree.penalties import root_penalties
+from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_without_penalties, roots_only
 from sglang.srt.speculative.ddtree.trace import is_tracing, trace_step
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, is_exact
@@ -81,7 +82,12 @@ class DDTreeWorker(DFlashWorkerV2):
             )
 
     def init_attention_backends(self) -> None:
-        """Build the draft's backends; the target's pools and backends are there by now."""
+        """Build the draft's backends; the target's pools and backends are there by now.
+
+        Raises:
+            ValueError: The target cannot verify a tree.
+        """
+        check_target(self.model_runner)
         self._pool = movable_pool(self.model_runner.token_to_kv_pool)
         with draft_scope():
             super().init_attention_backends()
