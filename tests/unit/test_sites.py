@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from importlib import resources
 
@@ -10,11 +11,17 @@ import pytest
 from tests.support import wheels
 
 from ddtree_overlay.releases import RELEASES, Release
+from ddtree_overlay.verify.drafts import draft_table
 from ddtree_overlay.verify.grounds import check_grounds
-from ddtree_overlay.verify.mentions import Place
+from ddtree_overlay.verify.mentions import Place, mentions_in
 from ddtree_overlay.verify.sites import check_sites
 from ddtree_overlay.verify.tables import VERDICTS, Site, load_sites, rows_of
 
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 TABLES = sorted(
     path.name.removesuffix(".toml")
@@ -100,6 +107,15 @@ def test_a_site_that_is_gone_is_found():
     more = Site(ROW.path, "A.stop", "same", "Test.", Counter({'"DFLASH"': 1}))
 
     assert _errors(ROW, more, RULE) == ['classified as same, but gone: `"DFLASH"` in A.stop']
+
+
+def test_a_file_that_is_gone_is_found_once():
+    """Not once a mention: a snapshot that an older version took lacks whole files, and the text says so."""
+    missing = Site("srt/d.py", "D.run", "same", "Test.", Counter({'"DFLASH"': 1, "x.is_dflash()": 1}))
+
+    (message,) = _errors(ROW, missing, RULE)
+
+    assert "gone from the release, or the snapshot is too old" in message
 
 
 def test_a_rule_that_matches_nothing_any_more_is_found():
@@ -189,6 +205,26 @@ def test_an_edited_site_is_edited():
     assert found(here, there) == []
     assert "no insertion is in that scope" in found(nowhere)[0]
     assert "no edit of that file" in found(no_file)[0]
+
+
+def test_a_draft_holds_what_a_program_can_know():
+    """What is gone is gone, what changed waits to be read again, and what is new has no verdict yet."""
+    more = Site("srt/a.py", "A.stop", "same", "Test.", Counter({'"DFLASH"': 1}))
+    changed = Site("srt/a.py", "A.run", "same", "Test.", Counter({"args.speculative_eagle_topk": 1}))
+    found = {place: mentions for path, data in FILE.items() for place, mentions in mentions_in(path, data).items()}
+
+    draft = draft_table("0.5.23", [changed, more], found)
+    read_again = "\n".join(line.removeprefix("# ") for line in draft.splitlines()[2:])
+
+    assert tomllib.loads(draft)["gone"] == {"srt/a.py": ["A.stop"]}
+    assert "mentions" not in tomllib.loads(draft)
+    assert tomllib.loads(read_again)["mentions"] == {
+        "srt/a.py": {"A.run": ["args.speculative_eagle_topk", "self.is_dflash()"]}
+    }
+    (new,) = tomllib.loads(draft)["site"]
+    assert (new["path"], new["scope"]) == ("srt/b/c.py", "<module>")
+    with pytest.raises(ValueError, match="needs a verdict"):
+        rows_of(new, "sites/x.toml")
 
 
 @pytest.mark.parametrize(

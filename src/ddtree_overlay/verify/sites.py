@@ -32,8 +32,13 @@ def check_sites(sites: Collection[Site], mentioned: Collection[str], base: Mappi
     listed = {Place(s.path, s.scope): s for s in sites if not s.is_rule}
     for place, counts in sorted(left.items()):
         findings += _unlisted(place, found[place], counts, listed.get(place))
+    for path in sorted({place.path for place in listed} - base.keys()):
+        message = (
+            "holds classified sites, but is not in the snapshot: gone from the release, or the snapshot is too old"
+        )
+        findings.append(Finding("sites", "error", path, None, message))
     for place, site in sorted(listed.items()):
-        findings += _gone(place, left.get(place, Counter()), site)
+        findings += _gone(place, left.get(place, Counter()), site) if place.path in base else []
     findings += [
         Finding("sites", "error", rule.path, None, f"classified as {rule.verdict}, but gone: all of {rule.scope}")
         for rule in sites
