@@ -14,8 +14,9 @@ from ddtree_overlay.releases import RELEASES, Release
 from ddtree_overlay.verify.drafts import draft_table
 from ddtree_overlay.verify.grounds import check_grounds
 from ddtree_overlay.verify.mentions import Place, mentions_in
+from ddtree_overlay.verify.mirrors import check_mirrors
 from ddtree_overlay.verify.sites import check_sites
-from ddtree_overlay.verify.tables import VERDICTS, Site, load_sites, rows_of
+from ddtree_overlay.verify.tables import VERDICTS, Site, load_mirrors, load_sites, rows_of
 
 
 if sys.version_info >= (3, 11):
@@ -61,6 +62,8 @@ def test_table_classifies_exactly_the_published_release(name):
     sites = load_sites(name)
 
     errors = [f for f in check_sites(sites, [], wheels.package(name)) if f.severity == "error"]
+
+    errors += [f for f in check_mirrors(load_mirrors(name), wheels.package(name)) if f.severity == "error"]
 
     assert errors == []
     assert all(s.verdict in VERDICTS and len(s.reason) > 20 for s in sites)
@@ -213,7 +216,8 @@ def test_a_draft_holds_what_a_program_can_know():
     changed = Site("srt/a.py", "A.run", "same", "Test.", Counter({"args.speculative_eagle_topk": 1}))
     found = {place: mentions for path, data in FILE.items() for place, mentions in mentions_in(path, data).items()}
 
-    draft = draft_table("0.5.23", [changed, more], found)
+    mirrored = {Place("srt/a.py", "A.run"): "0123", Place("srt/a.py", "A.stop"): None}
+    draft = draft_table("0.5.23", [changed, more], found, mirrored)
     read_again = "\n".join(line.removeprefix("# ") for line in draft.splitlines()[2:])
 
     assert tomllib.loads(draft)["gone"] == {"srt/a.py": ["A.stop"]}
@@ -221,6 +225,8 @@ def test_a_draft_holds_what_a_program_can_know():
     assert tomllib.loads(read_again)["mentions"] == {
         "srt/a.py": {"A.run": ["args.speculative_eagle_topk", "self.is_dflash()"]}
     }
+    assert "mirrors" not in tomllib.loads(draft)
+    assert tomllib.loads(read_again)["mirrors"] == {"srt/a.py": {"A.run": "0123", "A.stop": ""}}
     (new,) = tomllib.loads(draft)["site"]
     assert (new["path"], new["scope"]) == ("srt/b/c.py", "<module>")
     with pytest.raises(ValueError, match="needs a verdict"):

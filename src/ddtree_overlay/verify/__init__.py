@@ -14,11 +14,12 @@ from ddtree_overlay.verify.findings import Finding
 from ddtree_overlay.verify.grounds import check_grounds
 from ddtree_overlay.verify.hooks import check_hooks, occurrences
 from ddtree_overlay.verify.host import verify_on_host
+from ddtree_overlay.verify.mirrors import check_mirrors
 from ddtree_overlay.verify.sites import check_sites
 from ddtree_overlay.verify.structure import check_base, check_insertion_only, check_unpatch
 from ddtree_overlay.verify.symbols import Class, Symbols
 from ddtree_overlay.verify.syntax import check_syntax
-from ddtree_overlay.verify.tables import Site, load_sites
+from ddtree_overlay.verify.tables import Site, load_mirrors, load_sites
 from ddtree_overlay.verify.uses import Tally, check_calls, check_imports
 
 
@@ -40,6 +41,7 @@ def verify_bundle(manifest: Manifest, base: Mapping[str, bytes], patched: Patche
     """
     row = release(patched.bundle.release)
     findings = [*verify_release(row, load_sites(row.sites), manifest, base, patched), *check_base(manifest)]
+    findings += check_mirrors(load_mirrors(row.sites), base)
     return sorted(findings, key=lambda f: _ORDER[f.severity])
 
 

@@ -19,13 +19,19 @@ from ddtree_overlay.verify.tables import Site
 _WIDTH = 120
 
 
-def draft_table(based_on: str, sites: Collection[Site], found: Mapping[Place, Mentions]) -> str:
+def draft_table(
+    based_on: str,
+    sites: Collection[Site],
+    found: Mapping[Place, Mentions],
+    mirrors: Mapping[Place, str | None],
+) -> str:
     """The text of a table.
 
     Args:
         based_on: Name of the table that it builds on.
         sites: That table.
         found: The mentions of the new release.
+        mirrors: Functions that the overlay continues or replaces and that changed, with the new digest; None: gone.
     """
     left, used = without_rules(found, sites)
     listed = {Place(s.path, s.scope): s for s in sites if not s.is_rule}
@@ -43,6 +49,9 @@ def draft_table(based_on: str, sites: Collection[Site], found: Mapping[Place, Me
     for path, scopes in _by_path(changed).items():
         lines = [_array(scope, _texts(changed[Place(path, scope)])) for scope in scopes]
         parts.append("\n".join(f"# {line}" for line in "\n".join([f"[mentions.{_quoted(path)}]", *lines]).splitlines()))
+    for path, scopes in _by_path(mirrors).items():
+        lines = [f"{_quoted(scope)} = {_quoted(mirrors[Place(path, scope)] or '')}" for scope in scopes]
+        parts.append("\n".join(f"# {line}" for line in [f"[mirrors.{_quoted(path)}]", *lines]))
     for place, counts in sorted(new.items()):
         parts.append(
             f"[[site]]\npath = {_quoted(place.path)}\nscope = {_quoted(place.scope)}\n"

@@ -16,7 +16,7 @@ class Finding:
 
     Args:
         check: Name of the check (`base`, `syntax`, `structure`, `imports`, `calls`, `hooks`, `sites`, `grounds`,
-            `host`).
+            `mirrors`, `host`).
         severity: `error` blocks a push, `warning` needs a look, `info` says what was checked or could not be.
         path: Package-relative; empty when it concerns no single file.
         line: From 1; None when it concerns no single line.

@@ -66,8 +66,7 @@ def load_sites(name: str) -> tuple[Site, ...]:
             changes a row that is not there, or repeats one.
     """
     where = f"sites/{name}.toml"
-    text = (resources.files("ddtree_overlay") / "sites" / f"{name}.toml").read_text(encoding="utf-8")
-    table = tomllib.loads(text)
+    table = _table(name)
     sites = _inherited(table, where)
     for row in table.get("site", ()):
         for site in rows_of(row, where):
@@ -99,6 +98,24 @@ def _inherited(table: Mapping[str, Any], where: str) -> dict[_Key, Site]:
                 raise ValueError(f"{where}: {path} [{scope}] is not in the table it is based on")
             sites[key] = replace(sites[key], mentions=_counted(mentions))
     return sites
+
+
+def load_mirrors(name: str) -> dict[Place, str]:
+    """The digests of functions that the overlay continues or replaces, with those of the table it is based on.
+
+    A digest that is empty drops the function.
+    """
+    table = _table(name)
+    mirrors = load_mirrors(table["based_on"]) if "based_on" in table else {}
+    for path, digests in table.get("mirrors", {}).items():
+        mirrors |= {Place(path, scope): digest for scope, digest in digests.items()}
+    return {place: digest for place, digest in mirrors.items() if digest}
+
+
+def _table(name: str) -> dict[str, Any]:
+    text = (resources.files("ddtree_overlay") / "sites" / f"{name}.toml").read_text(encoding="utf-8")
+    table: dict[str, Any] = tomllib.loads(text)
+    return table
 
 
 def _key(site: Site) -> _Key:
