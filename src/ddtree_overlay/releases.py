@@ -211,5 +211,6 @@ def release(version: str) -> Release:
     raise OverlayError(
         f"SGLang {version} is not supported",
         why=f"supported: {supported}",
-        next_step=f"on the host: pip install sglang=={RELEASES[-1].version}; or here --release {RELEASES[-1].version}",
+        next_step=f"on the host: pip install sglang=={RELEASES[-1].version}; or here --release {RELEASES[-1].version}\n"
+        "or see what would fit: ddtree-overlay verify {target} --try",
     )

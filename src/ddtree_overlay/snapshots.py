@@ -102,7 +102,7 @@ def snapshot_release(
     """Take a snapshot of the published wheel of SGLang `version`, which pip fetches into `cache`.
 
     Raises:
-        OverlayError: The release has no DFlash, is not in the release table, or pip cannot get it.
+        OverlayError: The release has no DFlash, or pip cannot get it.
         ConflictError: The unpacked wheel was changed since it was unpacked.
     """
     check_release_name(version)
@@ -113,15 +113,16 @@ def snapshot_release(
 
 
 def check_release_name(version: str) -> None:
-    """Refuse what no edit is made for, before anything is downloaded.
+    """Refuse what is no release with DFlash, before anything is downloaded.
 
     Raises:
-        OverlayError: The release has no DFlash, or is not in the release table.
+        OverlayError: The release has no DFlash, or is none that pip could have.
     """
     numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
     if numbers and tuple(int(n) for n in numbers.groups()) < FIRST_WITH_DFLASH:
         raise _no_dflash(version, "the published wheel")
-    release(version)
+    if not re.fullmatch(r"\d+(\.\w+)*(\+[\w.]+)?", version, re.ASCII):
+        release(version)
 
 
 def _is_known(known: Manifest | None, path: str, data: bytes) -> bool:

@@ -12,9 +12,11 @@ import click
 from ddtree_overlay.cli.options import ANYTHING, INSTALLED, App, verb
 from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import bundles, deployed_bundle, opened
-from ddtree_overlay.errors import DifferencesError, OverlayError
+from ddtree_overlay.cli.trying import TRY, try_out
+from ddtree_overlay.errors import DifferencesError, OverlayError, UsageError
 from ddtree_overlay.manifest import Manifest, sha256
 from ddtree_overlay.published import unlike_published
+from ddtree_overlay.releases import release
 from ddtree_overlay.reports import bundle_lines, counted, finding_lines, listed, row, unlike_line
 
 
@@ -26,12 +28,17 @@ if TYPE_CHECKING:
 
 @verb(targets=ANYTHING, example="ddtree-overlay patch --host ct200\n  ddtree-overlay patch --release 0.5.11 --check")
 @click.option("--check", is_flag=True, help="Write nothing; exit 3 when patches/ is not what would be written.")
-def patch(app: App, target: Target, *, check: bool) -> int:
+@TRY
+def patch(app: App, target: Target, *, check: bool, attempt: bool) -> int:
     """Build the patched files of a snapshot.
 
     All of it in memory first: one failing edit, and nothing is written. With --release the review diffs below
     patches/ are written as well.
     """
+    if attempt:
+        if check:
+            raise UsageError("--check and --try exclude each other", next_step="leave --check out")
+        return try_out(app, target, "patch", names_and_sites=False)
     manifest, base = snapshot_of(app, target)
     from ddtree_overlay import patches, patching
 
@@ -73,13 +80,16 @@ def patch(app: App, target: Target, *, check: bool) -> int:
 
 @verb(targets=ANYTHING, example="ddtree-overlay verify --host ct200\n  ddtree-overlay verify --release 0.5.11 --json")
 @click.option("--offline", is_flag=True, help="Leave out what runs on the host: its compiler, imports, `--help`.")
-def verify(app: App, target: Target, *, offline: bool) -> int:
+@TRY
+def verify(app: App, target: Target, *, offline: bool, attempt: bool) -> int:
     """Prove the patched files, here and on the host.
 
     Checks syntax, upstream lines, hooks, call signatures, classified sites, and imports on the host. Prints
     findings and exits 3 when one of them is an error. Nothing is written, on the host only a scratch folder
     that is removed again.
     """
+    if attempt:
+        return try_out(app, target, "verify", names_and_sites=True)
     from ddtree_overlay.patching import check_pristine
     from ddtree_overlay.verify import verify_bundle, verify_on_host
 
@@ -153,7 +163,13 @@ def _edited(target: Target, live: Status, stored: StoredBundle, digests: Mapping
 
 
 def snapshot_of(app: App, target: Target) -> tuple[Manifest, dict[str, bytes]]:
-    """The target's snapshot with its files."""
+    """The target's snapshot with its files.
+
+    Raises:
+        OverlayError: A release is named that is not supported.
+    """
+    if target.release is not None:
+        release(target.release)
     return app.workspace.load_snapshot(target.name)
 
 

@@ -13,6 +13,7 @@ from ddtree_overlay.cli.targets import opened
 from ddtree_overlay.errors import ConflictError
 from ddtree_overlay.manifest import FileEntry, Manifest
 from ddtree_overlay.published import unlike_published
+from ddtree_overlay.releases import release
 from ddtree_overlay.reports import moment, snapshot_lines, unlike_line
 from ddtree_overlay.workspace import MANIFEST_NAME
 
@@ -36,6 +37,8 @@ def snapshot(app: App, target: Target) -> int:
     unchanged since the last snapshot are not transferred again. --release takes the published wheel instead.
     A host that carries the overlay is refused: its files are no base, and the last snapshot stays.
     """
+    if target.release is not None:
+        release(target.release)
     known = _known(app, target)
     cached = app.workspace.cached_files(known) if known else {}
     app.screen.note(f"{target.name}: reading {_source(target)}")

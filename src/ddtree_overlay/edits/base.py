@@ -212,6 +212,30 @@ class Edit:
         changed = self._short(data, change)
         return changed, present[-1]
 
+    def fits(self, data: bytes) -> bool:
+        """Whether every insertion has its place in a file."""
+        try:
+            part, _ = hollow(data, self._looked_at())
+            return not self.misfits(part)
+        except (SyntaxError, ValueError):
+            return not self.misfits(data)
+
+    def misfits(self, data: bytes) -> tuple[tuple[Insertion, AnchorError], ...]:
+        """Each insertion that has no single place in a file, and why.
+
+        Raises:
+            OverlayError: The file cannot be parsed.
+        """
+        module = parse(data, self.path)
+        found = []
+        for insertion in self.insertions:
+            try:
+                # Into the file as it is, so that lines are those of the file.
+                insertion.insert(module, self.path)
+            except AnchorError as error:
+                found.append((insertion, error))
+        return tuple(found)
+
     def _short(self, data: bytes, change: Callable[[bytes], bytes]) -> bytes:
         """What `change` makes of the file, made of the little that the edit looks at.
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from ddtree_overlay.errors import OverlayError
 
@@ -104,11 +105,15 @@ def first_line(module: cst.Module, node: cst.CSTNode) -> str:
 
 def line_of(module: cst.Module, node: cst.CSTNode) -> int:
     """The line of a node of `module`. Slow (it resolves every position): for messages only."""
+    position = _positions(module).get(node)
+    return position.start.line if position else 0
+
+
+@lru_cache(maxsize=1)
+def _positions(module: cst.Module) -> Mapping[cst.CSTNode, Any]:
     from libcst.metadata import MetadataWrapper, PositionProvider
 
-    positions = MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
-    position = positions.get(node)
-    return position.start.line if position else 0
+    return MetadataWrapper(module, unsafe_skip_copy=True).resolve(PositionProvider)
 
 
 def _children(node: cst.CSTNode) -> Iterator[cst.CSTNode]:
