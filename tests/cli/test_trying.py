@@ -126,7 +126,7 @@ def test_wheel_of_a_nightly_build_is_checked(nightly: Path, tmp_path: Path):
 
 def test_wheel_that_does_not_fit_is_exit_3(nightly: Path, tmp_path: Path):
     """A release without a file that the overlay edits."""
-    gone = b"sglang/srt/speculative/dflash_worker.py"
+    gone = b"sglang/srt/managers/schedule_batch.py"
     changed = tmp_path / nightly.name.replace("dev7", "dev8")
     with zipfile.ZipFile(nightly) as old, zipfile.ZipFile(changed, "w") as new:
         for item in old.infolist():
@@ -139,7 +139,7 @@ def test_wheel_that_does_not_fit_is_exit_3(nightly: Path, tmp_path: Path):
     done = check_release(changed, home=tmp_path)
 
     assert done.returncode == 3
-    assert "missing srt/speculative/dflash_worker.py: SGLang has no such file" in done.stdout
+    assert "missing srt/managers/schedule_batch.py: SGLang has no such file" in done.stdout
 
 
 @pytest.mark.parametrize(("named", "said"), [("nothing.whl", "cannot be read"), ("0.5.10", "has no DFlash")])

@@ -62,6 +62,9 @@ _UNPROVEN_FEATURES = (
     ("speculative_use_block_verification", False, "--speculative-use-block-verification"),
     ("enable_watermark", False, "--enable-watermark"),
     ("dcp_size", 1, "--dcp-size"),
+    # Idle ranks would verify a batch of DFLASH's width.
+    ("enable_dp_attention", False, "--enable-dp-attention"),
+    ("attn_dp_size", 1, "--attn-dp-size"),
     ("attn_cp_size", 1, "--attention-context-parallel-size"),
     ("rl_on_policy_target", None, "--rl-on-policy-target"),
 )
