@@ -64,10 +64,11 @@ def look_ahead(
     say("planned")
     # After an interrupted run the host says so itself, once it has put things back.
     if not found.is_current and not status.unfinished and status.state not in {"pristine", "applied"}:
+        step = f"ddtree-overlay push {transport.target} alone, or ddtree-overlay rollback {transport.target}"
         raise ConflictError(
             f"{transport.name} is {status.state}: {status.reason}",
             why="if another host failed, this one could not be put back to exactly what it is now",
-            next_step=f"ddtree-overlay push {transport.target} alone, or ddtree-overlay rollback {transport.target}",
+            next_step=f"{step} --purge" if status.state == "upgraded" else step,
         )
     return found
 

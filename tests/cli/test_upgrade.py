@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.support.installs import new_venv
+from tests.support.fleets import Machine, machines, save_bundle, write_workspace
+from tests.support.installs import new_venv, tiny_package
 from tests.support.packages import Uv
 
 from ddtree_overlay.wheels import wheel_of
@@ -75,3 +76,36 @@ def test_an_upgrade_of_the_real_sglang(host: Path, run: Callable[..., Ran], tmp_
         wanted = {n: archive.read(n) for n in archive.namelist() if n.startswith("sglang/") and not n.endswith("/")}
     found = {p.relative_to(site).as_posix(): p for p in (site / "sglang").rglob("*") if p.is_file()}
     assert {n: p.read_bytes() for n, p in found.items() if "__pycache__" not in n} == wanted
+
+
+def test_a_fleet_whose_hosts_were_upgraded(run: Callable[..., Ran], tmp_path: Path, workspace: Path):
+    """SKEW while one is; no host changes with others while its own way back is gone; the advised step leads on."""
+    fleet = machines(tmp_path / "hosts", [None], {"a": None, "b": None})
+    write_workspace(workspace, fleet)
+    assert run("push", "--group", "gpu", "--yes").code == 0
+    for name, count in (("a", 1), ("b", 2)):
+        site = fleet[name].install.site
+        for path, data in {"srt/a.py": b"VALUE = 100\n", "srt/b.py": b"VALUE = 200\n"}.items():
+            (site / "sglang" / path).unlink()
+            (site / "sglang" / path).write_bytes(data)
+        shutil.rmtree(site / "sglang-0.5.11.dist-info")
+        tiny_package(site, NEW, {})
+        done = run("status", "--group", "gpu", "--exit-code")
+        assert done.code == 3
+        assert ("SKEW" in done.out) == (count == 1)
+        assert done.out.count("upgraded") == count
+    save_bundle(workspace, fleet["a"], {"srt/a.py": b"VALUE = 500\n", "srt/b.py": b"VALUE = 600\n"})
+    before = [tree_of(machine) for machine in fleet.values()]
+    done = run("push", "--group", "gpu", "--yes")
+    assert done.code == 4, done.err
+    assert "a is upgraded: SGLang 0.5.11 was replaced by 0.5.12 under d-0001" in done.err
+    assert "ddtree-overlay rollback --host a --purge" in done.err
+    assert [tree_of(machine) for machine in fleet.values()] == before
+    assert run("rollback", "--group", "gpu", "--purge", "--yes").code == 0
+    assert run("push", "--group", "gpu", "--yes").code == 0
+    assert run("status", "--group", "gpu", "--exit-code").code == 0
+
+
+def tree_of(machine: Machine) -> dict[str, bytes]:
+    """The package's files."""
+    return {str(p): p.read_bytes() for p in machine.install.root.rglob("*") if p.is_file()}

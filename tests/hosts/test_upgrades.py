@@ -175,6 +175,14 @@ def test_an_upgrade_by_pip_and_a_push_for_the_new_release(case: Case):
     assert case.is_pristine(NEW)
 
 
+def test_the_overlay_for_the_new_release_is_found_among_several(case: Case):
+    """Older modules lie where the new ones will, and the bundle for the new base is not the first that is offered."""
+    case.upgrade()
+    offered = [[{**row, "size": 1} for row in case.bundle(version)[0].rows()] for version in (OLD, NEW)]
+    plan = case.transport.call("plan_push", {"candidates": offered, "releases": [OLD, NEW]}).result
+    assert (plan["chosen"], plan["blockers"]) == (1, [])
+
+
 def test_up_and_down_again(case: Case):
     """Back on the older release, it is the one that a rollback goes back to; nothing of either overlay is left."""
     case.upgrade()

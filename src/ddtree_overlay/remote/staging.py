@@ -78,12 +78,14 @@ def _refuse_inexact(site: Site, store: Store, record: Record | None) -> None:
     moved = [p for p, own in record["files"].items() if digest_of_file(inside(store.root, p)) != own["after"]]
     if not moved and site.version == record["version"]:
         return
-    what = f"{moved[0]} was changed" if moved else f"SGLang {record['version']} was replaced by {site.version}"
+    upgraded = site.version != record["version"]
+    what = f"SGLang {record['version']} was replaced by {site.version}" if upgraded else f"{moved[0]} was changed"
+    purge = " --purge" if upgraded else ""
     raise Refusal(
         "conflict",
         f"this host is not as {record['id']} left it: {what}",
         why="if another host failed, this one could not be put back to exactly what it is now",
-        next_step="ddtree-overlay push {target} alone, or ddtree-overlay rollback {target} first",
+        next_step=f"ddtree-overlay push {{target}} alone, or ddtree-overlay rollback {{target}}{purge} first",
     )
 
 
