@@ -264,8 +264,7 @@ class Status(_Data):
 
 #: The way on, and the way out, when another release was installed over a deployment.
 _AFTER_WRONG_UPGRADE = (
-    "rollback {t} --purge  # takes away what was left behind\n"
-    "or install a SGLang that is supported, then ddtree-overlay push {t}"
+    "rollback {t} --purge  # takes away what was left behind; or install a supported release, and push"
 )
 _AFTER_UPGRADE = (
     "snapshot {t} && ddtree-overlay patch {t} && ddtree-overlay push {t}\n"

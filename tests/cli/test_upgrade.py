@@ -56,6 +56,9 @@ def test_an_upgrade_of_the_real_sglang(host: Path, run: Callable[..., Ran], tmp_
     steps = [step.split() for step in advised.split(" && ")]
     assert [words[:2] for words in steps] == [["ddtree-overlay", verb] for verb in ("snapshot", "patch", "push")]
     for words in steps:
+        if words[1] == "push":
+            done = run("diff", *gpu, "--json")
+            assert (done.code, "srt/server_args.py" in done.json["files"]) == (0, True), done.err
         yes = ["--yes"] if words[1] == "push" else []
         done = run(*words[1:], *yes)
         assert done.code == 0, done.err

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import time
@@ -18,7 +19,7 @@ from tests.support.packages import Pip, Uv, build_wheel
 from tests.support.servers import Server
 from tests.support.trees import differences, listing
 
-from ddtree_overlay import deploy, doctor, proving
+from ddtree_overlay import deploy, doctor, export, proving
 from ddtree_overlay.errors import ConflictError, OverlayError, RolledBackError
 from ddtree_overlay.hosts.transport import AgentTransport, open_transport
 from ddtree_overlay.manifest import Bundle
@@ -173,6 +174,8 @@ def test_an_upgrade_by_pip_and_a_push_for_the_new_release(case: Case):
     refused("d-0001 is not below the live deployment", deploy.plan_rollback, case.transport, to="d-0001")
     assert deploy.rollback(case.transport).to == "base"
     assert case.is_pristine(NEW)
+    # Its compiled files, of the older overlay as well, went with it.
+    assert not (case.install.root / TREE).parent.exists()
 
 
 def test_the_overlay_for_the_new_release_is_found_among_several(case: Case):
@@ -193,6 +196,30 @@ def test_up_and_down_again(case: Case):
     assert case.push(OLD).id == "d-0003"
     assert deploy.rollback(case.transport).to == "base"
     assert case.is_pristine(OLD)
+
+
+def test_an_export_after_an_upgrade(case: Case, tmp_path: Path):
+    """apply.py of the old release refuses, and asks for another export; that of the new one does as a push does."""
+
+    def apply(version: str, *words: str) -> tuple[int, dict[str, Any]]:
+        folder = tmp_path / f"export-{version}"
+        for path, data in export.export_files(*case.bundle(version)).items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(data)
+        command = [case.install.python, folder / "apply.py", *words]
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode, json.loads(done.stdout)
+
+    case.upgrade()
+    code, answer = apply(OLD, "push")
+    assert (code, "was replaced by 0.5.12" in answer["what"]) == (4, True)
+    assert "then export it for the SGLang here" in answer["next"]
+    code, answer = apply(OLD, "rollback")
+    assert (code, "no base to go back to" in answer["what"]) == (4, True)
+    code, answer = apply(NEW, "push")
+    assert (code, answer["deployment"]["id"]) == (0, "d-0002")
+    assert apply(NEW, "rollback")[0] == 0
+    assert case.is_pristine(NEW)
 
 
 def test_a_snapshot_after_an_upgrade_leaves_out_what_was_left_behind(case: Case):
@@ -388,6 +415,17 @@ def test_a_push_that_was_planned_before_is_refused_by_the_agent(case: Case):
     )
     assert isinstance(error, ConflictError)
     assert (case.install.root / "srt/a.py").read_bytes() == b"VALUE = 100\n"
+
+
+def test_an_installation_that_was_never_finished(case: Case):
+    """Every file is there, and RECORD, which comes last, is not; another distribution of a like name has its own."""
+    case.upgrade()
+    (case.install.site / "sglang-router-0.1.0.dist-info").mkdir()
+    assert case.status().state == "upgraded"
+    (case.install.site / f"sglang-{NEW}.dist-info/RECORD").unlink()
+    found = case.status()
+    assert (found.state, "has no RECORD" in found.reason) == ("half-installed", True)
+    refused("its installation was never finished", case.plan(NEW).check)
 
 
 def test_two_records_of_one_package(case: Case):

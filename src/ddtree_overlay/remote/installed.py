@@ -23,7 +23,8 @@ from .locate import Site
 _ROW = re.compile(rb"^%s/(srt/[^\",\n]+\.py),[^,\n]*,(\d*)\r?$" % PACKAGE.encode(), re.MULTILINE)
 #: What pip calls the old files until the new ones are complete: `~glang`, or more signs where that is taken.
 _STASH = re.compile(r"~.{0,3}%s" % re.escape(PACKAGE[4:]))
-_VERSION = re.compile(r"%s-(.+)\.dist-info\Z" % re.escape(PACKAGE))
+#: Not that of `sglang-router`, which older tools wrote with a hyphen.
+_VERSION = re.compile(r"%s-([0-9][^-]*)\.dist-info\Z" % re.escape(PACKAGE))
 
 
 @dataclass(frozen=True)

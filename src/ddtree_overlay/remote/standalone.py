@@ -129,7 +129,9 @@ def push(options: Namespace, export: Export) -> Answer:
     plan = export.call("plan_push", {"candidates": [changes], "releases": [ids["release"]]})
     warnings = remarks.on_push(plan, ids["release"], _FATE)
     value = {**ids, **_about(plan), "warnings": warnings, "deployment": None, "previous": plan["deployment"]}
-    _check(plan, _EDITED if plan["deployment"] else _OTHER_BASE)
+    # This export is for one base; what was installed over it needs another one.
+    other = plan["state"] == "upgraded" or not plan["deployment"]
+    _check(plan, _OTHER_BASE if other else _EDITED)
     trial = trial_of(options)
     there = f"overlay {ids['overlay_id']} is already there"
     if not _todo(plan) and not plan["unfinished"] and not trial:
@@ -215,7 +217,8 @@ def _about(plan: Value) -> Value:
 def _check(plan: Value, step: str) -> None:
     """Raise what forbids `plan`."""
     if plan["blockers"] and plan["blockers"][0]["kind"] == "conflict":
-        raise _refusal(plan["blockers"][0])
+        first = plan["blockers"][0]
+        raise _refusal({**first, "next": step} if step == _OTHER_BASE and plan["state"] == "upgraded" else first)
     text = planning.conflict_text([(a["path"], a["reason"]) for a in plan["actions"] if a["action"] == "conflict"])
     if text:
         raise Refusal("conflict", text, why="nothing was written", next_step=step)
