@@ -164,7 +164,7 @@ def test_an_upgrade_by_pip_and_a_push_for_the_new_release(case: Case):
 
     done = case.push(NEW)
     assert (done.id, done.version) == ("d-0002", NEW)
-    assert done.note.startswith("SGLang 0.5.11 was replaced by 0.5.12 under d-0001")
+    assert done.note == "found before it: SGLang 0.5.11 was replaced by 0.5.12 under d-0001"
     assert case.status().state == "applied"
     assert not (case.install.root / FIRST).exists()
     assert (case.install.root / NAMES).read_bytes() == b"N = 12\n"

@@ -243,7 +243,9 @@ def _deploy(
     moves = [_move(a, f"deployments/{name}/after/{a['path']}", new, record) for a in actions if a["action"] != "same"]
     make = [f for f in new["absent_folders"] if not f.endswith("__pycache__") and any(_below(p, f) for p in files)]
     event = history_event(new, "push", name, record["id"] if record else None, args["operator"])
-    event["note"] = found.reason if found.state in ("upgraded", "partial") else ""
+    if found.state in ("upgraded", "partial"):
+        # What was left over is so no more.
+        event["note"] = f"found before it: {found.reason.partition(';')[0]}"
     drop = list(reversed(record["absent_folders"])) if record else []
     transaction.run(store, moves, event, make=make, drop=drop)
     return name

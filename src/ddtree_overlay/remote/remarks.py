@@ -11,10 +11,11 @@ def on_push(plan: Mapping[str, Any], release: str, fate: str) -> list[str]:
     """Remarks on the answer of `plan_push` for a bundle of `release`; `fate` as in `on_host`."""
     remarks = on_host(plan, fate)
     version = plan["versions"]["sglang"]
-    if version and version != release:
+    conflicts = any(a["action"] == "conflict" for a in plan["actions"])
+    if version and version != release and not conflicts:
         remarks.append(f"the host has SGLang {version}, the bundle was built for {release}; the files are the same")
-    if plan["state"] == "upgraded":
-        remarks.append(f"{plan['reason']}; a rollback will go back to what is there now without it")
+    if plan["state"] == "upgraded" and not conflicts:
+        remarks.append(f"{plan['reason']}; a rollback of this push goes back to the files of {version}")
     shared = [a for a in plan["actions"] if a["action"] == "change" and (a["nlink"] or 0) > 1]
     if shared:
         links = max(a["nlink"] for a in shared) - 1
