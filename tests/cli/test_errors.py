@@ -8,6 +8,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -266,10 +267,15 @@ def test_sglang_without_dflash_is_refused(run, site):
         (site / "sglang/srt/speculative" / name).unlink(missing_ok=True)
     info = site / "sglang-0.5.11.dist-info"
     info.rename(site / "sglang-0.5.10.dist-info")
-    metadata = site / "sglang-0.5.10.dist-info/METADATA"
-    text = metadata.read_text().replace("Version: 0.5.11", "Version: 0.5.10", 1)
-    metadata.unlink()
-    metadata.write_text(text)
+    for name, pattern, text in (
+        ("METADATA", "Version: 0.5.11", "Version: 0.5.10"),
+        ("RECORD", r".*/dflash_worker(_v2)?\.py,.*\n", ""),
+    ):
+        file = site / "sglang-0.5.10.dist-info" / name
+        changed = re.sub(pattern, text, file.read_text(), count=1)
+        # The file is a link to the package cache.
+        file.unlink()
+        file.write_text(changed)
 
     refused(run("snapshot", "--root", str(site / "sglang")), 1, "0.5.10", "0.5.11")
 
