@@ -19,7 +19,8 @@ from ddtree_overlay.manifest import Manifest
 from ddtree_overlay.patching import Patched, build_release, check_pristine, modules_of
 from ddtree_overlay.releases import KNOWN, Release, is_supported, known
 from ddtree_overlay.verify import Finding, verify_release
-from ddtree_overlay.verify.tables import load_sites
+from ddtree_overlay.verify.mirrors import check_mirrors
+from ddtree_overlay.verify.tables import load_mirrors, load_sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +144,9 @@ def fit(manifest: Manifest, base: Mapping[str, bytes], *, names_and_sites: bool 
     findings: tuple[Finding, ...] = ()
     if names_and_sites:
         part = replace(row, version=manifest.release, edits=tuple(filter(None, map(_fitting, edits))))
-        findings = tuple(verify_release(part, load_sites(row.sites), manifest, base, _patched(part, base)))
+        sites, mirrors = load_sites(row.sites), load_mirrors(row.sites)
+        findings = tuple(verify_release(part, sites, manifest, base, _patched(part, base)))
+        findings += tuple(check_mirrors(mirrors, base))
     return Fit(manifest.release, row.version, is_supported(manifest.release), edits, findings)
 
 

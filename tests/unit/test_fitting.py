@@ -84,6 +84,18 @@ def test_what_does_not_fit_is_named_one_by_one():
     assert plain(fit_lines(found)[-1]).startswith("does not fit: 2 edits and ")
 
 
+def test_a_step_of_dflash_that_has_learnt_something_is_found():
+    """The tree's step, which stands in its place, may have to learn it."""
+    manifest, base = like("0.5.13", but="0.5.13.post1")
+    info = "srt/speculative/dflash_info.py"
+    base[info] = base[info].replace(b"if batch.forward_mode.is_idle():", b"if not self.draft_token.numel():", 1)
+
+    found = fitting.fit(manifest, base)
+
+    assert all(edit.fits for edit in found.edits)
+    assert {(f.check, f.path) for f in found.findings if f.severity == "error"} == {("mirrors", info)}
+
+
 def test_names_that_the_overlay_uses_are_looked_up():
     """A function that was renamed is found, though every insertion has its place."""
     manifest, base = like("0.5.13", but="0.5.13.post1")
