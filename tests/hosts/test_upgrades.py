@@ -417,6 +417,15 @@ def test_a_push_that_was_planned_before_is_refused_by_the_agent(case: Case):
     assert (case.install.root / "srt/a.py").read_bytes() == b"VALUE = 100\n"
 
 
+def test_linked_folders_are_looked_into_once(case: Case):
+    """Modules behind a link count; a link to a folder above itself has an end."""
+    (case.install.root / "srt/loop").symlink_to("..")
+    away = case.install.site / "elsewhere"
+    (case.install.root / "srt/speculative").rename(away)
+    (case.install.root / "srt/speculative").symlink_to(away)
+    assert case.status().state == "applied"
+
+
 def test_an_installation_that_was_never_finished(case: Case):
     """Every file is there, and RECORD, which comes last, is not; another distribution of a like name has its own."""
     case.upgrade()

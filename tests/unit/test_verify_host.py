@@ -74,6 +74,21 @@ def test_sound_host_gives_only_information(patched: Patched):
     assert args["help"] is True
 
 
+def test_another_release_on_the_host_stops_the_probe(patched: Patched):
+    """Ours over the files of another release would prove nothing; modules that were left behind alone say nothing."""
+    host = Host(errors=[], base=None, patched=answers(patched))
+    added = next(c.path for c in patched.bundle.changes if c.adds)
+    host.replies["compile"] |= {"unlike": ["srt/server_args.py", added], "sglang": "0.5.12"}
+    findings = verify_on_host(host, small.manifest(small.base()), patched)
+
+    errors = [f for f in findings if f.severity == "error"]
+    assert [f.path for f in errors] == ["srt/server_args.py"]
+    assert "the host has 0.5.12 now: take the snapshot again" in errors[0].message
+    assert "probe" not in host.asked
+    host.replies["compile"]["unlike"] = [added]
+    assert {f.severity for f in verify_on_host(host, small.manifest(small.base()), patched)} == {"info"}
+
+
 def test_syntax_error_under_the_target_stops_the_probe(patched: Patched):
     """Nothing is imported that does not compile."""
     findings, host = verify(patched, errors=[{"path": "srt/server_args.py", "line": 7, "message": "invalid syntax"}])

@@ -106,19 +106,30 @@ def not_whole(fault: str, step: str) -> Refusal:
 def _modules(root: Path) -> set[str]:
     """Every module below srt/, package-relative. Only names are read: thousands of `stat` calls would take longer."""
     found: set[str] = set()
+    linked: set[tuple[int, int]] = set()
     folders = ["srt"]
     while folders:
         folder = folders.pop()
         try:
             entries = list(os.scandir(root / folder))
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError:
             continue
         for entry in entries:
             if entry.name.endswith(".py"):
                 found.add(f"{folder}/{entry.name}")
-            elif entry.name != "__pycache__" and entry.is_dir():
+            elif entry.name != "__pycache__" and entry.is_dir() and not _again(entry, linked):
                 folders.append(f"{folder}/{entry.name}")
     return found
+
+
+def _again(entry: os.DirEntry[str], linked: set[tuple[int, int]]) -> bool:
+    """Whether a link leads to a folder for the second time: one that leads to a folder above it would have no end."""
+    if not entry.is_symlink():
+        return False
+    st = entry.stat()
+    known = (st.st_dev, st.st_ino) in linked
+    linked.add((st.st_dev, st.st_ino))
+    return known
 
 
 def _stashes(folder: Path) -> list[str]:
