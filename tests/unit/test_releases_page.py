@@ -18,7 +18,7 @@ from ddtree_overlay.releases import KNOWN
 
 PROJECT = Path(__file__).parents[2]
 PAGE = (PROJECT / "docs/releases.md").read_text("utf-8")
-VERSIONS = [row.version for row in KNOWN]
+VERSIONS = sorted((row.version for row in KNOWN), key=lambda version: [int(n) for n in re.findall(r"\d+", version)])
 _FOLDER = "srt/speculative/ddtree/"
 #: What they refuse is no feature: an argument that contradicts another, or says nothing.
 _OWN_ARGUMENTS = {"enter_dflash_handling", "finish_dflash_handling", "_check_own_fields"}
