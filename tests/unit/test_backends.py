@@ -4,29 +4,37 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import re
+from functools import cache
 from pathlib import Path
-from types import ModuleType
+from typing import Any
 
 import pytest
 from tests.support import wheels
 
-from ddtree_overlay.releases import RELEASES
+from ddtree_overlay.patching import modules_of
+from ddtree_overlay.releases import KNOWN, Release
 
 
 PROJECT = Path(__file__).parents[2]
-VERSIONS = [row.version for row in RELEASES]
 
 
-@pytest.fixture(scope="module")
-def backends() -> ModuleType:
-    """The overlay's module, which imports nothing of SGLang."""
-    path = PROJECT / "overlay/srt/speculative/ddtree/backends.py"
-    spec = importlib.util.spec_from_file_location("ddtree_backends", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _order(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+VERSIONS = sorted((row.version for row in KNOWN), key=_order)
+FOLDER = "srt/speculative/ddtree/"
+
+
+@cache
+def constants(row: Release, module: str) -> dict[str, Any]:
+    """The constants of an overlay module as a release gets it; modules import SGLang, so they are read, not run."""
+    scope: dict[str, Any] = {}
+    for node in ast.parse(modules_of(row)[f"{FOLDER}{module}.py"]).body:
+        if isinstance(node, ast.Assign):
+            exec(compile(ast.Module([node], []), module, "exec"), scope)
+    return scope
 
 
 def documented() -> dict[str, tuple[str, str, str]]:
@@ -40,20 +48,30 @@ def documented() -> dict[str, tuple[str, str, str]]:
 
 def choices(version: str) -> set[str]:
     """What `--attention-backend` admits in a release."""
-    tree = ast.parse(wheels.package(version)["srt/server_args.py"])
-    lists = (n for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == "ATTENTION_BACKEND_CHOICES")
-    return set(ast.literal_eval(next(lists).value))
+    files = wheels.package(version)
+    for path in ("srt/server_args.py", "srt/arg_groups/choices.py"):
+        for node in ast.parse(files.get(path, b"")).body:
+            if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "ATTENTION_BACKEND_CHOICES":
+                return set(ast.literal_eval(node.value))
+    raise AssertionError(f"{version} has no list of attention backends")
 
 
-def test_the_table_says_what_the_overlay_does(backends: ModuleType):
+@pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.version)
+def test_the_table_says_what_the_overlay_does(row: Release):
     """The same backends, the same verdicts, and for a refused one the reason that the refusal gives."""
-    table = documented()
-    supported = {name for name, (_, verdict, _) in table.items() if verdict == "supported"}
-    refused = {name: reason for name, (_, verdict, reason) in table.items() if verdict == "refused"}
+    why_not = constants(row, "backends")["WHY_NOT"]
+    supported = set()
+    for name, (_, verdict, reason) in documented().items():
+        last = verdict.removeprefix("supported until ")
+        if verdict == "supported" or (last != verdict and _order(row.version) <= _order(last)):
+            supported.add(name)
+        elif verdict == "refused":
+            assert reason == why_not[name]
+        else:
+            assert why_not[name] in reason
 
-    assert supported == set(backends.TREE_ATTENTION_BACKENDS)
-    assert refused == backends.WHY_NOT
-    assert len(table) == len(supported) + len(refused)
+    assert supported == set(constants(row, "settings")["TREE_ATTENTION_BACKENDS"])
+    assert supported | set(why_not) == set(documented())
 
 
 def test_the_table_holds_every_backend_of_every_release():
@@ -72,8 +90,10 @@ def spelled(versions: list[str]) -> str:
     return f"from {versions[0]}" if versions[-1] == VERSIONS[-1] else f"until {versions[-1]}"
 
 
-def test_what_was_proven_with_8_bits_is_supported_at_all(backends: ModuleType):
-    """And the default is among them."""
-    assert set(backends.FLOAT8_KV_BACKENDS) <= set(backends.TREE_ATTENTION_BACKENDS)
-    assert not set(backends.TREE_ATTENTION_BACKENDS) & set(backends.WHY_NOT)
-    assert all(re.match(r"its? \S", reason) for reason in backends.WHY_NOT.values())
+@pytest.mark.parametrize("row", KNOWN, ids=lambda row: row.version)
+def test_what_was_proven_with_8_bits_is_supported_at_all(row: Release):
+    """And every reason can be read behind a backend's name."""
+    backends = constants(row, "backends")
+
+    assert set(backends["FLOAT8_KV_BACKENDS"]) <= set(constants(row, "settings")["TREE_ATTENTION_BACKENDS"])
+    assert all(re.match(r"(its?|no) \S", reason) for reason in backends["WHY_NOT"].values())

@@ -17,6 +17,7 @@ FLOAT8_KV_BACKENDS = ("triton",)
 
 _NO_VERIFY = "it has no verify step of its own: it would attend in order, whatever the mask"
 _CHAINS = "its verify step is causal and takes no mask"
+_SPARSE = "it attends to chosen blocks of a causal prefix and takes no mask"
 _MLA = "it serves MLA models only, and DDTREE does not serve those"
 _OTHER_HARDWARE = "it runs on hardware that no proof was run on"
 
@@ -25,7 +26,9 @@ WHY_NOT = {
     **dict.fromkeys(("flashinfer", "fa3"), "no tree was verified with it in this SGLang release"),
     "fa4": "it is the code of fa3 on other kernels, with which no tree was ever run",
     **dict.fromkeys(("torch_native", "flex_attention", "dual_chunk_flash_attn"), _NO_VERIFY),
-    "trtllm_mha": _CHAINS,
+    **dict.fromkeys(("trtllm_mha", "hpc_ops"), _CHAINS),
+    **dict.fromkeys(("qsa", "minicpm_flashattn", "minicpm_flashinfer"), _SPARSE),
+    "llada2_cfg_flashinfer": "it serves diffusion models only, whose decoding is not speculative",
     **dict.fromkeys(("trtllm_mla", "cutlass_mla", "flashmla", "tokenspeed_mla", "cutedsl_mla"), _MLA),
     **dict.fromkeys(("nsa", "dsa", "dsv4", "compressed"), _MLA),
     **dict.fromkeys(("aiter", "wave", "ascend", "intel_amx", "intel_xpu"), _OTHER_HARDWARE),
