@@ -249,6 +249,7 @@ class Part:
         if self.options.cpu:
             strict |= {"TRITON_INTERPRET": "1", "SGLANG_USE_CPU_ENGINE": "1", "DDTREE_TEST_KEEP_DTYPE": "1"}
             strict |= {"DDTREE_TEST_REFERENCE_KERNELS": "1", "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"}
+            strict |= {"DDTREE_TEST_ANY_DEVICE": "1"} if self.second_worker() else {}
             paths = f"{PROJECT / 'tests/engine/standins'}:{self.options.site}"
             return os.environ | strict | {"PYTHONPATH": paths, "HF_HUB_OFFLINE": "1"}
         # A dozen engines compile side by side: none of them may take all cores.
@@ -267,7 +268,7 @@ class Part:
             "attention_backend": "triton",
             "sampling_backend": "pytorch",
             "grammar_backend": "none",
-            "disable_overlap_schedule": True,
+            "disable_overlap_schedule": not self.second_worker(),
             "sleep_on_idle": True,  # an engine that waits leaves its core to the others
             "mem_fraction_static": 0.5 if self.options.cpu else 0.9,
             "random_seed": 0,
@@ -276,14 +277,23 @@ class Part:
         if self.options.cpu:
             small = {"max_running_requests": 4, "max_total_tokens": 1024, "context_length": 256}
             return shared | small | {"device": "cpu", "dtype": "float32", "disable_cuda_graph": True}
-        return shared | {
-            "dtype": "bfloat16",
-            "disable_piecewise_cuda_graph": True,
-            "max_running_requests": 16,
-            "cuda_graph_max_bs": 16,
-            "context_length": 1024,
-            "max_total_tokens": 16384,
-        }
+        graphs: dict[str, Any] = {"disable_piecewise_cuda_graph": True, "cuda_graph_max_bs": 16}
+        if self.second_worker():
+            graphs = {"disable_prefill_cuda_graph": True, "cuda_graph_max_bs_decode": 16}
+        return (
+            shared
+            | graphs
+            | {
+                "dtype": "bfloat16",
+                "max_running_requests": 16,
+                "context_length": 1024,
+                "max_total_tokens": 16384,
+            }
+        )
+
+    def second_worker(self) -> bool:
+        """Whether the site's SGLang has the second generation of DFLASH workers, which schedule ahead."""
+        return (self.options.site / "sglang/srt/speculative/dflash_worker_v2.py").exists()
 
     def drafting(self, algorithm: str, budget: int | None = None) -> dict[str, Any]:
         """Engine arguments of a speculative arm; without `budget` a tree has --budget nodes."""

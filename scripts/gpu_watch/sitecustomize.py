@@ -36,11 +36,16 @@ def watch(module, target):
         given = plain(self, forward_batch, *args, **kwargs)
         logits, hidden = (part.clone() for part in parts(given.logits_output))
         hiding = hide(forward_batch, again, dice, logits, hidden)
-        graph, self.graph_runner = self.graph_runner, None
+        runner = "graph_runner" if hasattr(self, "graph_runner") else "decode_cuda_graph_runner"
+        graph = getattr(self, runner)
+        setattr(self, runner, None)
         try:
+            if graph is not None and runner != "graph_runner":
+                # The second worker prepared the step before this forward, and for the graph.
+                self.attn_backend.init_forward_metadata(forward_batch)
             eager = again()  # last, so that the slots hold the right keys and values
         finally:
-            self.graph_runner = graph
+            setattr(self, runner, graph)
         with open(target, "a") as out:
             line = compare(forward_batch, logits, hidden, *parts(eager.logits_output))
             out.write(json.dumps({"graph": bool(given.can_run_graph), **line, **hiding}) + "\n")

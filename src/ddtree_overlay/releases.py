@@ -5,14 +5,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddtree_overlay.edits.allocation_sizing import ALLOCATION_SIZING
+from ddtree_overlay.edits.allocation_sizing import (
+    ALLOCATION_SIZING,
+    ALLOCATION_SIZING_COMMON,
+    ALLOCATION_SIZING_PUBLISHED,
+)
 from ddtree_overlay.edits.base import Edit
 from ddtree_overlay.edits.dflash_info import DFLASH_INFO, DFLASH_INFO_PER_REQUEST
 from ddtree_overlay.edits.dflash_info_v2 import DFLASH_INFO_V2
 from ddtree_overlay.edits.dflash_model import DFLASH_MODEL
 from ddtree_overlay.edits.dflash_utils import DFLASH_UTILS, DFLASH_UTILS_SECOND
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
-from ddtree_overlay.edits.dflash_worker_v2 import DFLASH_WORKER_V2
+from ddtree_overlay.edits.dflash_worker_v2 import DFLASH_WORKER_V2, DFLASH_WORKER_V2_FIRST, DFLASH_WORKER_V2_PLAIN
 from ddtree_overlay.edits.flashattention_backend import FLASHATTENTION_BACKEND
 from ddtree_overlay.edits.flashinfer_backend import FLASHINFER_BACKEND
 from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
@@ -153,7 +157,34 @@ _SECOND_20 = (
     TOKENIZER_MANAGER_PUBLISHED,
 )
 
-#: How its worker runs, from 0.5.17 on.
+#: How its worker runs.
+_RUNTIME_14 = (
+    DFLASH_WORKER_V2_FIRST,
+    DFLASH_INFO_V2,
+    DFLASH_INFO,
+    DFLASH_UTILS_SECOND,
+    TRITON_BACKEND,
+    ALLOCATION_SIZING_COMMON,
+    TP_WORKER,
+)
+_RUNTIME_15 = (
+    DFLASH_WORKER_V2_PLAIN,
+    DFLASH_INFO_V2,
+    DFLASH_INFO,
+    DFLASH_UTILS_SECOND,
+    TRITON_BACKEND,
+    ALLOCATION_SIZING_COMMON,
+    TP_WORKER,
+)
+_RUNTIME_16 = (
+    DFLASH_WORKER_V2_PLAIN,
+    DFLASH_INFO_V2,
+    DFLASH_INFO_PER_REQUEST,
+    DFLASH_UTILS_SECOND,
+    TRITON_BACKEND,
+    ALLOCATION_SIZING,
+    TP_WORKER,
+)
 _RUNTIME_17 = (
     DFLASH_WORKER_V2,
     DFLASH_INFO_V2,
@@ -161,6 +192,15 @@ _RUNTIME_17 = (
     DFLASH_UTILS_SECOND,
     TRITON_BACKEND_ROOMY,
     ALLOCATION_SIZING,
+    TP_WORKER,
+)
+_RUNTIME_18 = (
+    DFLASH_WORKER_V2,
+    DFLASH_INFO_V2,
+    DFLASH_INFO_PER_REQUEST,
+    DFLASH_UTILS_SECOND,
+    TRITON_BACKEND_ROOMY,
+    ALLOCATION_SIZING_PUBLISHED,
     TP_WORKER,
 )
 
@@ -173,16 +213,16 @@ RELEASES = (
 
 #: Releases whose edits fit, but whose runtime or sites are not complete: nothing is built for them.
 PENDING: tuple[Release, ...] = (
-    Release("0.5.14", _SECOND_14, sites="0.5.14", variants=("second", "0.5.14")),
-    Release("0.5.15", _SECOND_14, sites="0.5.15", variants=("second", "0.5.15")),
-    Release("0.5.16", _SECOND_16, sites="0.5.16", variants=("second", "0.5.15")),
+    Release("0.5.14", (*_SECOND_14, *_RUNTIME_14), sites="0.5.14", variants=("second", "early", "0.5.14")),
+    Release("0.5.15", (*_SECOND_14, *_RUNTIME_15), sites="0.5.15", variants=("second", "early", "0.5.15")),
+    Release("0.5.16", (*_SECOND_16, *_RUNTIME_16), sites="0.5.16", variants=("second", "early", "0.5.15", "0.5.16")),
     Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=("second", "0.5.17")),
-    Release("0.5.18", _SECOND_18, sites="0.5.18", variants=("second", "0.5.17")),
-    Release("0.5.19", _SECOND_19, sites="0.5.19", variants=("second", "0.5.19")),
-    Release("0.5.20", _SECOND_20, sites="0.5.20", variants=("second", "0.5.19")),
-    Release("0.5.21", _SECOND_20, sites="0.5.21", variants=("second", "0.5.19")),
-    Release("0.5.22", _SECOND_20, sites="0.5.22", variants=("second", "0.5.19")),
-    Release("0.5.23", _SECOND_20, sites="0.5.23", variants=("second", "0.5.19")),
+    Release("0.5.18", (*_SECOND_18, *_RUNTIME_18), sites="0.5.18", variants=("second", "0.5.17", "0.5.18")),
+    Release("0.5.19", (*_SECOND_19, *_RUNTIME_18), sites="0.5.19", variants=("second", "0.5.19")),
+    Release("0.5.20", (*_SECOND_20, *_RUNTIME_18), sites="0.5.20", variants=("second", "0.5.19", "0.5.20")),
+    Release("0.5.21", (*_SECOND_20, *_RUNTIME_18), sites="0.5.21", variants=("second", "0.5.19", "0.5.20")),
+    Release("0.5.22", (*_SECOND_20, *_RUNTIME_18), sites="0.5.22", variants=("second", "0.5.19", "0.5.22")),
+    Release("0.5.23", (*_SECOND_20, *_RUNTIME_18), sites="0.5.23", variants=("second", "0.5.19", "0.5.22")),
 )
 
 KNOWN = (*RELEASES, *PENDING)

@@ -47,7 +47,7 @@ PENALTIES_FIELD = add_field(
 
 RESERVE = insert_statements(
     "DFlashDraftInputV2.prepare_for_decode",
-    After("block_size = int(get_spec().speculative_num_draft_tokens)"),
+    After("block_size = int(...)"),
     """\
 if batch.spec_algorithm.is_ddtree():
     from sglang.srt.speculative.ddtree.args import draft_width

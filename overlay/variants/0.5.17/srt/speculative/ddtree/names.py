@@ -67,3 +67,8 @@ def mask_buffer(attn_backend: Any, batch_size: int) -> torch.Tensor | None:
     """The backend's own mask buffer, which CUDA graphs read, or None when it has none for that many requests."""
     mask = attn_backend.verify_mask
     return mask.buffer if mask is not None and mask.fits(batch_size) else None
+
+
+def plan_fields(target_worker: Any, batch: Any, lens: Any, slots: Any) -> dict[str, Any]:  # noqa: ARG001
+    """Further fields of a verify input; this release has none."""
+    return {}

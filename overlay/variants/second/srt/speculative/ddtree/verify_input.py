@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.speculative.ddtree.names import mask_buffer, reserved_lens
+from sglang.srt.speculative.ddtree.names import mask_buffer, plan_fields, reserved_lens
 from sglang.srt.speculative.ddtree.topology import tree_links
 from sglang.srt.speculative.ddtree.tree import Tree
 from sglang.srt.speculative.ddtree.tree_mask import write_tree_mask
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+
+
+@dataclass
+class DDTreeVerifyInput(DFlashVerifyInput):
+    """A DFLASH verify input whose tokens are the nodes of a tree: row i is node i, at the position prefix + depth."""
+
+    tree: Tree | None = None
 
 
 def verify_slots(req_to_token: torch.Tensor, batch: ScheduleBatch, width: int) -> torch.Tensor:
@@ -53,7 +61,7 @@ def prepare_verify(
     # Recurrent layers read the tree's shape from every verify input; never a chain now and a tree then, since a CUDA
     # graph is captured for one of them.
     first_child, next_sibling = tree_links(tree.parents)
-    verify_input = DFlashVerifyInput(
+    verify_input = DDTreeVerifyInput(
         draft_token=tree.tokens.reshape(-1),
         positions=positions,
         draft_token_num=width,
@@ -61,6 +69,8 @@ def prepare_verify(
         capture_hidden_mode=CaptureHiddenMode.FULL,
         retrieve_next_token=first_child,
         retrieve_next_sibling=next_sibling,
+        tree=tree,
+        **plan_fields(target_worker, batch, lens, slots),
     )
     batch.out_cache_loc = slots.reshape(-1)
     # The host's bound of each length, for what is planned on the host.

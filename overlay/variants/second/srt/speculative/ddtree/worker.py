@@ -26,6 +26,7 @@ from sglang.srt.speculative.ddtree.grammar import node_grammar
 from sglang.srt.speculative.ddtree.kv_move import movable_pool, move_to_front
 from sglang.srt.speculative.ddtree.names import draft_arguments, draft_scope, next_draft_input
 from sglang.srt.speculative.ddtree.penalties import root_penalties
+from sglang.srt.speculative.ddtree.settings import spec
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_without_penalties, roots_only
 from sglang.srt.speculative.ddtree.trace import is_tracing, trace_step
@@ -63,12 +64,12 @@ class DDTreeWorker(DFlashWorkerV2):
         check_model_runner(target_worker.model_runner)
         with draft_scope():
             super().__init__(server_args=draft_arguments(server_args), target_worker=target_worker, **kwargs)
-        self.width = verify_width(server_args)
-        self.budget = int(server_args.speculative_ddtree_budget)
-        cap = server_args.speculative_ddtree_topk_cap
+        self.width = verify_width(spec())
+        self.budget = int(spec().speculative_ddtree_budget)
+        cap = spec().speculative_ddtree_topk_cap
         # A path of ranks r1..rd is among the best B only if r1 * .. * rd <= B, so B choices a position are exact.
         self.topk = self.budget if cap is None else min(self.budget, int(cap))
-        self.chain_seed = bool(server_args.speculative_ddtree_chain_seed)
+        self.chain_seed = bool(spec().speculative_ddtree_chain_seed)
         self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
         model = self.model_runner.model
         lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this SGLang release calls the things that every release of the second worker has. One variant a release."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.configs.hybrid_arch import mambaish_config
+from sglang.srt.environ import envs
+from sglang.srt.runtime_context import get_spec
+from sglang.srt.speculative.ddtree.args import draft_width
+
+
+if TYPE_CHECKING:
+    from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+    from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+
+
+def replaces_nan(sampler: Any) -> bool:  # noqa: ARG001
+    """Whether plain decoding replaces NaN logits before it chooses a token."""
+    return bool(envs.SGLANG_SANITIZE_NAN_LOGITS.get())
+
+
+def draw(sampler: Any, probs: Any, sampling_info: Any, positions: Any, simple: bool) -> Any:
+    """One token per row of probabilities, as plain decoding draws it."""
+    sampling_info.sampling_mask_batch_indices = None  # of requests that ask for it, which are refused
+    return sampler._sample_from_probs(probs, sampling_info, positions, simple)[0]
+
+
+def is_recurrent(model_runner: Any) -> bool:
+    """Whether the model has layers that keep a recurrent state."""
+    return mambaish_config(model_runner.model_config) is not None
+
+
+def draft_arguments(server_args: ServerArgs) -> ServerArgs:
+    """The arguments that the draft worker is built from: what it reads of them is published."""
+    return server_args
+
+
+def draft_scope() -> AbstractContextManager[Any]:
+    """Where the draft is built, with its backends and graphs: there the only width is the block."""
+    width = draft_width()
+    return get_spec().override(
+        speculative_num_draft_tokens=width, speculative_eagle_topk=1, max_speculative_num_draft_tokens=width
+    )
+
+
+def next_draft_input(
+    worker: DFlashWorkerV2,
+    draft_input: DFlashDraftInputV2,  # noqa: ARG001
+    bonus: torch.Tensor,
+    new_seq_lens: torch.Tensor,
+) -> DFlashDraftInputV2:
+    """The batch's draft state after a step."""
+    return worker._make_next_draft_input_decode(bonus_tokens=bonus, new_seq_lens=new_seq_lens)
+
+
+def reserved_lens(draft_input: DFlashDraftInputV2) -> tuple[torch.Tensor, int]:
+    """The positions that the scheduler has reserved of each request, on the host, and their sum."""
+    return draft_input.nxt_kv_lens_cpu, int(draft_input.nxt_kv_lens_sum)
+
+
+def mask_buffer(attn_backend: Any, batch_size: int) -> torch.Tensor | None:
+    """The backend's own mask buffer, which CUDA graphs read, or None when it has none for that many requests."""
+    mask = attn_backend.verify_mask
+    return mask.buffer if mask is not None and mask.fits(batch_size) else None
+
+
+def plan_fields(target_worker: Any, batch: Any, lens: Any, slots: Any) -> dict[str, Any]:  # noqa: ARG001
+    """Further fields of a verify input; this release has none."""
+    return {}
