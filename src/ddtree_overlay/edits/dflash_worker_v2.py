@@ -67,7 +67,7 @@ DFLASH_WORKER_V2 = Edit(
     examples=(EXAMPLE,),
 )
 
-_WITHOUT_GRAMMAR = replace(VERIFY_TREE, code=VERIFY_TREE.code.replace("    grammar_barrier=grammar_barrier,\n", ""))
+_WITHOUT_GRAMMAR = replace(VERIFY_TREE, code=VERIFY_TREE.code.replace("        grammar_barrier=grammar_barrier,\n", ""))
 
 
 def _without_grammar(text: str) -> str:
@@ -87,7 +87,7 @@ DFLASH_WORKER_V2_FIRST = Edit(
     path=DFLASH_WORKER_V2.path,
     summary=DFLASH_WORKER_V2.summary,
     insertions=(
-        _WITHOUT_GRAMMAR.moved(
+        replace(_WITHOUT_GRAMMAR, blank_before=1).moved(
             Before("draft_hidden = draft_logits_output.hidden_states"), renamed={"batch": "model_worker_batch"}
         ),
     ),
@@ -119,6 +119,7 @@ class DFlashWorkerV2:
                 block_slots=verify_out_cache_loc_2d,
                 on_publish=on_publish,
             )
+
         draft_hidden = draft_logits_output.hidden_states
 """,
         ),

@@ -116,20 +116,29 @@ def assign_req_to_token_pool_func(rows, req_to_token, starts, ends, slots, batch
         at += end - start
 
 
-#: Module of SGLang, below `sglang.`, -> the name that is replaced there. A release has at least one of the places
+def assign_extend_cache_locs_func(
+    req_pool_indices, req_to_token, start_offset, end_offset, batch_size, draft_token_num, device
+):
+    """Read each request's span of its row, one request behind the other."""
+    spans = zip(req_pool_indices.tolist(), start_offset.tolist(), end_offset.tolist())
+    return torch.cat([req_to_token[row, start:end] for row, start, end in spans]).to(torch.int64)
+
+
+#: Module of SGLang, below `sglang.`, -> the names that are replaced there. A release has at least one of the places
 #: of each name.
 PLACES = {
-    "srt.layers.attention.triton_ops.extend_attention": "extend_attention_fwd",
-    "srt.layers.attention.triton_ops.decode_attention": "decode_attention_fwd",
-    "srt.layers.attention.utils": "create_flashinfer_kv_indices_triton",
-    "srt.speculative.spec_utils": "assign_req_to_token_pool_func",
+    "srt.layers.attention.triton_ops.extend_attention": ["extend_attention_fwd"],
+    "srt.layers.attention.triton_ops.decode_attention": ["decode_attention_fwd"],
+    "srt.layers.attention.utils": ["create_flashinfer_kv_indices_triton"],
+    "srt.speculative.spec_utils": ["assign_req_to_token_pool_func"],
     # 0.5.14 and 0.5.15
-    "srt.speculative.triton_ops.cache_locs": "assign_req_to_token_pool_func",
-    "srt.layers.attention.triton_ops.kv_indices": "create_flashinfer_kv_indices_triton",
+    "srt.speculative.triton_ops.cache_locs": ["assign_req_to_token_pool_func", "assign_extend_cache_locs_func"],
+    "srt.layers.attention.triton_ops.kv_indices": ["create_flashinfer_kv_indices_triton"],
     # 0.5.16 and later
-    "kernels.ops.attention.extend_attention": "extend_attention_fwd",
-    "kernels.ops.attention.decode_attention": "decode_attention_fwd",
-    "kernels.ops.kvcache.kv_indices": "create_flashinfer_kv_indices_triton",
+    "kernels.ops.speculative.cache_locs": ["assign_extend_cache_locs_func"],
+    "kernels.ops.attention.extend_attention": ["extend_attention_fwd"],
+    "kernels.ops.attention.decode_attention": ["decode_attention_fwd"],
+    "kernels.ops.kvcache.kv_indices": ["create_flashinfer_kv_indices_triton"],
     # 0.5.20 and later
-    "kernels.ops.attention.kv_indices": "create_flashinfer_kv_indices_triton",
+    "kernels.ops.attention.kv_indices": ["create_flashinfer_kv_indices_triton"],
 }

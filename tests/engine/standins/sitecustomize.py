@@ -94,16 +94,33 @@ if os.environ.get("DDTREE_TEST_KEEP_DTYPE"):
 
 if os.environ.get("DDTREE_TEST_ANY_DEVICE"):
 
+    class _OnCuda:
+        """A view of the arguments that names another device."""
+
+        device = "cuda"
+
+        def __init__(self, view):
+            self._view = view
+
+        def __getattr__(self, name):
+            return getattr(self._view, name)
+
     def _any_device(module):
-        plain = module._handle_dflash
+        plain, view = module._handle_dflash, getattr(module, "resolving_view", None)
 
         def handle_dflash(server_args):
             device = server_args.device
-            object.__setattr__(server_args, "device", "cuda")
+            if view is None:
+                object.__setattr__(server_args, "device", "cuda")
+            else:
+                module.resolving_view = lambda args: _OnCuda(view(args))
             try:
                 plain(server_args)
             finally:
-                object.__setattr__(server_args, "device", device)
+                if view is None:
+                    object.__setattr__(server_args, "device", device)
+                else:
+                    module.resolving_view = view
 
         module._handle_dflash = handle_dflash
 
@@ -123,9 +140,9 @@ if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
     def _use_reference(module):
         import reference_kernels
 
-        name = reference_kernels.PLACES[module.__name__.removeprefix("sglang.")]
-        assert hasattr(module, name), f"{module.__name__} has no {name} to replace"
-        setattr(module, name, getattr(reference_kernels, name))
+        for name in reference_kernels.PLACES[module.__name__.removeprefix("sglang.")]:
+            assert hasattr(module, name), f"{module.__name__} has no {name} to replace"
+            setattr(module, name, getattr(reference_kernels, name))
 
     from reference_kernels import PLACES
 

@@ -38,8 +38,9 @@ def is_recurrent(model_runner: Any) -> bool:
 def draft_arguments(server_args: ServerArgs) -> ServerArgs:
     """The arguments that the draft worker is built from."""
     view = copy.deepcopy(server_args)
-    view.override("ddtree.draft", speculative_num_draft_tokens=draft_width(), speculative_eagle_topk=1)
-    vars(view).pop("max_speculative_num_draft_tokens", None)  # the largest width, if it has been asked for
+    # Completed arguments refuse to be set; what is published of them is set by `draft_scope`.
+    object.__setattr__(view, "speculative_num_draft_tokens", draft_width())
+    object.__setattr__(view, "speculative_eagle_topk", 1)
     return view
 
 
