@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from tests.engine import harness, scenarios
 
-from ddtree_overlay.patching import SUPPORTED_RELEASES
 from ddtree_overlay.wheels import wheel_of
 
 
@@ -78,7 +77,7 @@ class Engines:
 
 def need_engine() -> None:
     """Skip, or fail in CI, where there is no environment that runs engines."""
-    if harness.ENGINE_PYTHON.exists():
+    if harness.ENGINE_PYTHON.exists() and harness.SECOND_PYTHON.exists():
         return
     message = "the engine environment is missing; next: scripts/engine_env (make test builds it)"
     if os.environ.get("CI"):
@@ -154,11 +153,11 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     engines.start("float16", site, ddtree(16, dtype="float16"), CALLS)
     engines.start("tight", site, ddtree(24, max_total_tokens=640, chunked_prefill_size=48), [{"flow": TIGHT}])
     engines.start("triton", site, ddtree(16), CALLS, **harness.TRITON)
-    for version in SUPPORTED_RELEASES[1:]:
+    for version in harness.FIRST_WORKER[1:]:
         calls = [*CALLS, *({"flow": scenarios.FLOWS[name]} for name in RELEASE_FLOWS)]
         engines.start(version, sites[version], ddtree(7), calls)
     # The newest one has another Triton backend.
-    engines.start("triton-newest", sites[SUPPORTED_RELEASES[-1]], ddtree(7), CALLS, **harness.TRITON)
+    engines.start("triton-newest", sites[harness.FIRST_WORKER[-1]], ddtree(7), CALLS, **harness.TRITON)
     for name, (path, before, after) in BREAKS.items():
         copy = harness.broken_site(site, tmp_path_factory.mktemp(f"broken-{name}") / "site", path, before, after)
         engines.start(f"broken-{name}", copy, ddtree(16), CALLS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patched copies of a real SGLang 0.5.11, and engines that decode with them on a CPU.
+"""Patched copies of real SGLangs, and engines that decode with them on a CPU.
 
 `patched_site` runs the product's own `snapshot`, `patch` and `push` on an unpacked wheel; `decode` starts one engine
 in a process of its own. Engines decode in float32. Speculative ones use SGLang's Triton backend, with a step's kernels
@@ -20,12 +20,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ddtree_overlay.releases import RELEASES
+
 
 PROJECT = Path(__file__).resolve().parents[2]
 PAIR = PROJECT / "tests/data/tiny_pair"
 ENGINE_PYTHON = PROJECT / ".cache/engine/bin/python"
-#: The release on which the whole matrix runs.
-RELEASE = "0.5.11"
+#: The same with what the releases of the second worker have newer.
+SECOND_PYTHON = PROJECT / ".cache/engine-second/bin/python"
+#: Supported releases by the generation of their DFLASH worker.
+FIRST_WORKER = tuple(row.version for row in RELEASES if "first" in row.variants)
+SECOND_WORKER = tuple(row.version for row in RELEASES if "second" in row.variants)
+#: The releases on which the whole matrix runs.
+RELEASE, SECOND_RELEASE = "0.5.11", "0.5.17"
 BLOCK_SIZE = 8
 DECODE_TIMEOUT = 420
 #: Environment of an engine that runs SGLang's own Triton kernels.
@@ -109,6 +116,8 @@ def engine_environment(site: Path, **extra: str) -> dict[str, str]:
         "PYTHONDONTWRITEBYTECODE": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
         "DDTREE_TEST_REFERENCE_KERNELS": "1",
+        # The second worker's releases refuse DFLASH on a CPU; the first worker's have nothing that this changes.
+        "DDTREE_TEST_ANY_DEVICE": "1",
         # Small operations on a few cores: threads that wait for each other take longer than the work.
         "OMP_NUM_THREADS": "1",
         # Compiling the penalties for the CPU takes longer than all requests together.
@@ -117,6 +126,11 @@ def engine_environment(site: Path, **extra: str) -> dict[str, str]:
         "SGLANG_ENABLE_STRICT_MEM_CHECK_DURING_BUSY": "1",
         **extra,
     }
+
+
+def python_of(site: Path) -> Path:
+    """The interpreter that has what a site's SGLang imports."""
+    return SECOND_PYTHON if (site / "sglang/srt/speculative/dflash_worker_v2.py").exists() else ENGINE_PYTHON
 
 
 def decode(
@@ -130,7 +144,7 @@ def decode(
         environment |= {"TRITON_INTERPRET": "1"}
     if args.get("speculative_algorithm") == "DFLASH":
         environment |= {"DDTREE_TEST_KEEP_DTYPE": "1"}
-    command = [str(ENGINE_PYTHON), str(PROJECT / "scripts/engine_job"), str(job), str(result)]
+    command = [str(python_of(site)), str(PROJECT / "scripts/engine_job"), str(job), str(result)]
     with log.open("w") as out:
         subprocess.run(
             command,

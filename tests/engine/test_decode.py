@@ -8,10 +8,9 @@ import statistics
 from typing import Any
 
 import pytest
+from tests.engine import harness
 from tests.engine.conftest import BREAKS, BUDGETS, CALLS, RELEASE_FLOWS, TIGHT, Engines
 from tests.engine.scenarios import FLOWS, problems
-
-from ddtree_overlay.patching import SUPPORTED_RELEASES
 
 
 def outputs(result: dict[str, Any]) -> list[list[list[int]]]:
@@ -82,7 +81,7 @@ def test_real_kernels_equal_plain_decoding(engines: Engines, name: str) -> None:
     assert outputs(engines[name]) == outputs(engines["plain"])
 
 
-@pytest.mark.parametrize("version", SUPPORTED_RELEASES[1:])
+@pytest.mark.parametrize("version", harness.FIRST_WORKER[1:])
 def test_every_release_equals_plain_decoding(engines: Engines, version: str) -> None:
     """The same tokens in each release, with requests that join, stop and are penalised."""
     result = engines[version]

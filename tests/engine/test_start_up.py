@@ -101,7 +101,7 @@ def resolved(
     cases["resolved with another budget"] = {"arguments": arguments({}), "again": {"speculative_ddtree_budget": 30}}
     (folder / "cases.json").write_text(json.dumps(cases))
     script = harness.PROJECT / "tests/engine/start_up.py"
-    command = [harness.ENGINE_PYTHON, script, folder / "cases.json", folder / "results.json"]
+    command = [harness.python_of(site), script, folder / "cases.json", folder / "results.json"]
     done = subprocess.run(command, env=harness.engine_environment(site), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads((folder / "results.json").read_text())

@@ -101,8 +101,18 @@ class _Launch:
 
 
 @_Launch
-def create_flashinfer_kv_indices_triton(req_to_token, rows, lengths, kv_indptr, starts, kv_indices, stride):
+def create_flashinfer_kv_indices_triton(
+    req_to_token,
+    rows,
+    lengths,
+    kv_indptr,
+    starts,
+    kv_indices,
+    stride,
+    **others,
+):
     """Each request's slots, one request behind the other."""
+    assert others.get("ENTRY_PAGE_SIZE", 1) == 1 and others.get("token_mapping") is None, others
     begins = [0] * len(rows) if starts is None else starts.tolist()
     for row, length, at, begin in zip(rows.tolist(), lengths.tolist(), kv_indptr.tolist(), begins):
         kv_indices[at : at + length] = req_to_token[row, begin : begin + length]

@@ -26,17 +26,8 @@ def _trace_chains(module, target):
         if type(self) is module.DFlashVerifyInput:
             chains = self.draft_token.view(len(batch.reqs), self.draft_token_num).tolist()
             with open(target, "a") as out:
-                for req, tokens in zip(batch.reqs, chains):
-                    out.write(
-                        json.dumps(
-                            {
-                                "rid": req.rid,
-                                "prefix_len": len(req.origin_input_ids) + len(req.output_ids) - 1,
-                                "tokens": tokens,
-                            }
-                        )
-                        + "\n"
-                    )
+                for req, length, tokens in zip(batch.reqs, batch.seq_lens.tolist(), chains):
+                    out.write(json.dumps({"rid": req.rid, "prefix_len": length, "tokens": tokens}) + "\n")
         return plain(self, batch, page_size, **kwargs)
 
     module.DFlashVerifyInput.prepare_for_verify = prepare_for_verify
