@@ -11,13 +11,19 @@
     targets       verify logits -> one target token per node, greedy or sampled
     kv_move       accepted nodes' KV to the front of a request's slots, for pages of more than one
     move_kernel   the same copies in one kernel launch, on a GPU
-    verify_input  one verify step of a batch: mask, slots, acceptance, commit
-    worker        the DFLASH worker with the chain replaced by a tree
+    tree_mask     the ancestor mask, written without a length from the device
+    commit        an accepted path in the shapes of a DFLASH step
+    verify_input  one verify step of a batch (one variant a generation): the first worker's commits it as well
+    worker        the DFLASH worker with the chain replaced by a tree (one variant a generation)
+    penalties     the second worker: penalties of the root, exact with overlap scheduling
+    grammar       the second worker: what each node's next token may be
+    room          the second worker: slots, columns and lengths for what is reserved ahead
+    requests      the second worker: requests that a tree does not serve
     settings      how arguments are read and set while SGLang completes them (one variant a generation)
     names         what this release calls what every release has (one variant a release)
     overlay_id    which overlay this is; made by `ddtree-overlay patch`
     trace         a JSON line per verified tree, for tests and debugging
 
-`tree` and `accept` know tensors alone; only `verify_input` and `worker` know the scheduler. Nothing is imported here:
-server arguments are parsed in processes that never touch a model.
+`tree`, `tree_mask`, `accept` and `commit` know tensors alone; only `verify_input` and `worker` know the scheduler.
+Nothing is imported here: server arguments are parsed in processes that never touch a model.
 """

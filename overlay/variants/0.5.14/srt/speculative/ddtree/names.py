@@ -74,3 +74,7 @@ def mask_buffer(attn_backend: Any, batch_size: int) -> torch.Tensor | None:
 def plan_fields(target_worker: Any, batch: Any, lens: Any, slots: Any) -> dict[str, Any]:  # noqa: ARG001
     """Further fields of a verify input; this release has none."""
     return {}
+
+
+def add_logprobs(batch: Any, logits_output: Any, tokens: Any, rows: Any, block_size: int) -> None:
+    """Log-probabilities of the emitted tokens; this release refuses to report them for DFLASH."""

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.environ import envs
+from sglang.srt.layers.logprob_processor import compute_spec_logprobs
 from sglang.srt.runtime_context import get_spec
 from sglang.srt.speculative.ddtree.args import draft_width
+from sglang.srt.speculative.ddtree.commit import committed_rows
 
 
 if TYPE_CHECKING:
@@ -72,3 +74,17 @@ def mask_buffer(attn_backend: Any, batch_size: int) -> torch.Tensor | None:
 def plan_fields(target_worker: Any, batch: Any, lens: Any, slots: Any) -> dict[str, Any]:  # noqa: ARG001
     """Further fields of a verify input; this release has none."""
     return {}
+
+
+def add_logprobs(batch: Any, logits_output: Any, tokens: Any, rows: Any, block_size: int) -> None:
+    """Report the log-probabilities of the emitted tokens, if a request asks for them.
+
+    Args:
+        tokens: Int64 [bs, B]; token j of a request was chosen at step j of its path.
+        rows: Row of each path node among all nodes of the batch, int64 [bs, P].
+        block_size: B.
+    """
+    if batch.return_logprob:
+        # SGLang gathers a chain's rows by their place; here the path's rows are put there.
+        logits_output.next_token_logits = committed_rows(logits_output.next_token_logits, rows, block_size)
+        compute_spec_logprobs(batch, logits_output, tokens.reshape(-1), chain_stride=block_size)

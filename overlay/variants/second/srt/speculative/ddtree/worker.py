@@ -24,7 +24,7 @@ from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.gates import check_model_runner
 from sglang.srt.speculative.ddtree.grammar import node_grammar
 from sglang.srt.speculative.ddtree.kv_move import movable_pool, move_to_front
-from sglang.srt.speculative.ddtree.names import draft_arguments, draft_scope, next_draft_input
+from sglang.srt.speculative.ddtree.names import add_logprobs, draft_arguments, draft_scope, next_draft_input
 from sglang.srt.speculative.ddtree.penalties import root_penalties
 from sglang.srt.speculative.ddtree.settings import spec
 from sglang.srt.speculative.ddtree.target_backend import check_target
@@ -77,6 +77,13 @@ class DDTreeWorker(DFlashWorkerV2):
         self._is_first_rank = get_tp_group().rank_in_group == 0
         # DFLASH's note on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
+        heads = ("selector", "lilicorr")
+        if any(getattr(self, head, None) is not None for head in heads) or getattr(self, "_is_domino", False):
+            raise ValueError(
+                "DDTREE does not draft with a head that chooses a position's token by the one before it (selector, "
+                "Domino, LiLiCorr): a tree is made of each position's own probabilities. Use --speculative-algorithm "
+                "DFLASH."
+            )
         if int(self.block_size) != draft_width():
             raise RuntimeError(
                 f"DDTREE: the drafter was built for blocks of {self.block_size} tokens instead of {draft_width()}"
@@ -112,6 +119,9 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def _maybe_build_draft_sampler(self) -> None:
         """No greedy head in the draft's graph: a tree needs more than the first choice of each position."""
+
+    def _defer_target_verify_gather(self) -> None:
+        """No verify logits that stay sharded over the vocabulary: the accept walk reads whole rows."""
 
     def _verify_tree(
         self,
@@ -182,10 +192,12 @@ class DDTreeWorker(DFlashWorkerV2):
         )
         # Nobody reads them any more, and with overlap scheduling they would be copied to the host.
         logits_output.hidden_states = None
+        tokens = emitted_tokens(tree, acceptance, int(self.block_size))
+        add_logprobs(batch, logits_output, tokens, accepted_rows, int(self.block_size))
         self._trace(batch, prefix_lens, tree, acceptance, exact)
         return GenerationBatchResult(
             logits_output=logits_output,
-            next_token_ids=emitted_tokens(tree, acceptance, int(self.block_size)).reshape(-1),
+            next_token_ids=tokens.reshape(-1),
             accept_lens=commit_lens,
             can_run_cuda_graph=output.can_run_cuda_graph,
             next_draft_input=next_draft_input(self, draft_input, acceptance.bonus, new_seq_lens),

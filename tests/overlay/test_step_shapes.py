@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the second worker puts into a verify step and takes out of it, in DFLASH's shapes: mask, rows, tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sglang.srt.speculative.ddtree.accept import accept_paths
+from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk, verify_mask
+from sglang.srt.speculative.ddtree.tree_mask import write_tree_mask
+
+
+PREFIXES = [0, 7, 1, 300]
+
+
+def trees(budget: int, positions: int = 5) -> Tree:
+    """Trees of four requests; small budgets cut them, large ones are padded."""
+    torch.manual_seed(budget)
+    log_probs, ids = ordered_topk(torch.log_softmax(torch.randn(len(PREFIXES), positions, 4), -1), min(budget, 4))
+    return build_tree(torch.full((len(PREFIXES),), 7), log_probs, ids, budget)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8])
+@pytest.mark.parametrize("budget", [1, 3, 16, 63])
+def test_mask_is_that_of_known_lengths(budget: int, dtype: torch.dtype) -> None:
+    """Bit for bit what the first worker builds from host lengths; what was in the buffer before is gone."""
+    tree = trees(budget)
+    expected = verify_mask(tree, PREFIXES)
+    out = torch.zeros(expected.numel() + 50, dtype=dtype)
+    write_tree_mask(out, tree.ancestors, torch.tensor(PREFIXES))
+    assert torch.equal(out[: expected.numel()].bool(), expected)
+    assert out[expected.numel() :].all()
+
+
+@pytest.mark.parametrize("budget", [2, 16, 63])
+def test_tokens_and_rows_follow_the_path(budget: int) -> None:
+    """Accepted tokens, then the bonus; the values of the path's own nodes in front of each block."""
+    tree, block_size = trees(budget), 6
+    targets = torch.randint(0, 4, tree.tokens.shape)
+    targets[0] = 99  # nothing accepted
+    targets[1, 0] = tree.tokens[1, 1]  # something
+    acceptance = accept_paths(tree, targets)
+    assert acceptance.accept_lens.unique().numel() > 1
+    width = tree.tokens.shape[1]
+    rows = rows_of_batch(acceptance.path, width)
+    values = torch.arange(len(PREFIXES) * width).unsqueeze(1).expand(-1, 3)
+    gathered = committed_rows(values, rows, block_size).view(len(PREFIXES), block_size, 3)
+    tokens = emitted_tokens(tree, acceptance, block_size)
+    assert tokens.shape == (len(PREFIXES), block_size)
+    for request, accepted in enumerate(acceptance.accept_lens.tolist()):
+        path = acceptance.path[request, : accepted + 1].tolist()
+        wanted = [*tree.tokens[request, path[1:]].tolist(), int(acceptance.bonus[request])]
+        assert tokens[request].tolist() == wanted + [0] * (block_size - len(wanted))
+        assert gathered[request, : accepted + 1, 0].tolist() == [request * width + node for node in path]
+        assert rows[request].tolist() == [request * width + n for n in path] + [-1] * (rows.shape[1] - len(path))
