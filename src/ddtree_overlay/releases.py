@@ -209,14 +209,10 @@ RELEASES = (
     Release("0.5.12", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
     Release("0.5.12.post1", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
     Release("0.5.13", _FIRST_13, sites="0.5.13", variants=("first", "0.5.13")),
-    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=("second", "0.5.17")),
-)
-
-#: Releases whose edits fit, but whose runtime or sites are not complete: nothing is built for them.
-PENDING: tuple[Release, ...] = (
     Release("0.5.14", (*_SECOND_14, *_RUNTIME_14), sites="0.5.14", variants=("second", "early", "0.5.14")),
     Release("0.5.15", (*_SECOND_14, *_RUNTIME_15), sites="0.5.15", variants=("second", "early", "0.5.15")),
     Release("0.5.16", (*_SECOND_16, *_RUNTIME_16), sites="0.5.16", variants=("second", "early", "0.5.15", "0.5.16")),
+    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=("second", "0.5.17")),
     Release("0.5.18", (*_SECOND_18, *_RUNTIME_18), sites="0.5.18", variants=("second", "0.5.17", "0.5.18")),
     Release("0.5.19", (*_SECOND_19, *_RUNTIME_18), sites="0.5.19", variants=("second", "0.5.19")),
     Release("0.5.20", (*_SECOND_20, *_RUNTIME_18), sites="0.5.20", variants=("second", "0.5.19", "0.5.20")),
@@ -224,6 +220,9 @@ PENDING: tuple[Release, ...] = (
     Release("0.5.22", (*_SECOND_20, *_RUNTIME_18), sites="0.5.22", variants=("second", "0.5.19", "0.5.22")),
     Release("0.5.23", (*_SECOND_20, *_RUNTIME_18), sites="0.5.23", variants=("second", "0.5.19", "0.5.22")),
 )
+
+#: Releases whose edits fit, but whose runtime or sites are not complete: nothing is built for them.
+PENDING: tuple[Release, ...] = ()
 
 KNOWN = (*RELEASES, *PENDING)
 
