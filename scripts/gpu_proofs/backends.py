@@ -14,7 +14,8 @@ from typing import Any
 from gpu_proofs.calls import texts
 from gpu_proofs.engines import Arm, Part
 from gpu_proofs.judging import judge
-from gpu_proofs.parts import plain_engine, report_replays
+from gpu_proofs.parts import plain_engine
+from gpu_proofs.watching import report_hiding, report_replays
 
 
 #: Verify with the decode backend, and draft with a third one.
@@ -88,23 +89,3 @@ def what_is_missing(part: Part, backend: str) -> str | None:
     if backend == "flashinfer" and not shutil.which("ninja"):
         return "ninja is missing, with which FlashInfer compiles its kernels: pip install ninja"
     return None
-
-
-def report_hiding(part: Part, name: str, arm: Arm) -> None:
-    """Of a watched engine: nodes whose token was changed, and who noticed."""
-    steps = part.watched(arm) if arm.result() else []
-    if not steps:
-        failed = arm.ended != "no time left"
-        part.check(f"{name}: nodes see their ancestors and nobody else", False if failed else None, arm.ended)
-        return
-    total = {key: sum(step[key] for step in steps) for key in ("hidden rows", "leaks", "seeing rows", "blind")}
-    figures = (
-        f"{len(steps)} steps, {sum(len(step['changed nodes']) for step in steps)} nodes changed "
-        f"({sum(step['changed padding'] for step in steps)} of them padding): {total['leaks']} of "
-        f"{total['hidden rows']} rows that do not see them gave other numbers (by "
-        f"{max(step['leak'] for step in steps):.4f}), {total['blind']} of {total['seeing rows']} that see them did not"
-    )
-    passed = not total["leaks"] and not total["blind"] and bool(total["hidden rows"] and total["seeing rows"])
-    passed &= "padding" not in name or any(step["changed padding"] for step in steps)
-    part.check(f"{name}: nodes see their ancestors and nobody else", passed, figures)
-    part.facts[f"hiding, {name}"] = total

@@ -12,6 +12,7 @@ from ddtree_overlay.edits.dflash_utils import DFLASH_UTILS
 from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
 from ddtree_overlay.edits.flashattention_backend import FLASHATTENTION_BACKEND
 from ddtree_overlay.edits.flashinfer_backend import FLASHINFER_BACKEND
+from ddtree_overlay.edits.hybrid_linear_attn_backend import HYBRID_LINEAR_ATTN_BACKEND
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER
 from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
@@ -52,6 +53,7 @@ _FIRST = (
     TRITON_BACKEND,
     FLASHINFER_BACKEND,
     FLASHATTENTION_BACKEND,
+    HYBRID_LINEAR_ATTN_BACKEND,
     DFLASH_UTILS,
     KV_CACHE_MIXIN,
     SCHEDULE_BATCH,
@@ -68,6 +70,7 @@ _FIRST_13 = (
     TRITON_BACKEND,
     FLASHINFER_BACKEND,
     FLASHATTENTION_BACKEND,
+    HYBRID_LINEAR_ATTN_BACKEND,
     DFLASH_UTILS,
     KV_CACHE_MIXIN_COUNTED,
     SCHEDULE_BATCH,

@@ -114,6 +114,16 @@ class TritonAttnBackend:
         if not self.skip_prefill:
             self.cuda_graph_custom_mask = torch.zeros(max_num_tokens)
 """,
+    "srt/layers/attention/hybrid_linear_attn_backend.py": """\
+import torch
+
+
+class MambaAttnBackendBase:
+    def _replay_metadata(self, bs, req_pool_indices, spec_info, seq_lens_cpu):
+        num_padding = torch.count_nonzero(seq_lens_cpu == 1)
+        req_pool_indices[bs - num_padding :] = 0
+        return req_pool_indices
+""",
     "srt/layers/attention/flashinfer_backend.py": """\
 class FlashInferAttnBackend:
     def init_cuda_graph_state(self, max_bs, max_num_tokens, kv_indices_buf=None):
@@ -262,6 +272,10 @@ def check_flash_attention_buffers(backend, max_bs, max_num_tokens):
 
 def check_recurrent_memory(server_args, state_bytes, free_gib):
     return None
+""",
+    "srt/speculative/ddtree/topology.py": """\
+def padding_rows(counted, rows, spec_info):
+    return counted
 """,
     "srt/speculative/ddtree/draft_model.py": """\
 def draft_rope(config, theta, scaling):
