@@ -190,8 +190,10 @@ def test_a_request_of_one_token_is_no_padding(kind: type[DFlashVerifyInput], req
     assert padding_rows(counted, 4, verify_input) == 4 - requests
 
 
-def test_padding_of_what_is_no_dflash_stays_sglangs_count() -> None:
-    """Plain decoding and other algorithms: nothing of theirs is changed."""
+def test_padding_of_what_verifies_no_dflash_tokens_stays_sglangs_count() -> None:
+    """Plain decoding and other algorithms, a graph's capture (0.5.13 goes the same way there), the drafter's block."""
     counted = torch.tensor(2)
+    for tokens in (None, torch.zeros(0, dtype=torch.int64)):
+        assert padding_rows(counted, 4, DFlashVerifyInput(tokens, tokens, draft_token_num=5)) is counted
     assert padding_rows(counted, 4, None) is counted
     assert padding_rows(counted, 4, SimpleNamespace(draft_token=torch.zeros(5), draft_token_num=5)) is counted

@@ -49,8 +49,10 @@ def padding_rows(counted: Any, rows: int, spec_info: Any) -> Any:
         spec_info: What the forward verifies, or None.
 
     Returns:
-        The count, int; for what is no DFLASH or DDTREE verify input `counted` as it is.
+        The count, int; `counted` as it is for what is no DFLASH or DDTREE verify input, and for one without tokens
+        (a graph's capture, the drafter's block).
     """
-    if not isinstance(spec_info, DFlashVerifyInput):
+    tokens = spec_info.draft_token if isinstance(spec_info, DFlashVerifyInput) else None
+    if tokens is None or not tokens.numel():
         return counted
-    return rows - spec_info.draft_token.numel() // spec_info.draft_token_num
+    return rows - tokens.numel() // spec_info.draft_token_num
