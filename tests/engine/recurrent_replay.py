@@ -25,7 +25,13 @@ def plan(topk, verify_input, dummy):
     """State index and query range of each row of the replayed graph."""
     arguments = SimpleNamespace(speculative_eagle_topk=topk)
     pool = SimpleNamespace(get_mamba_indices=lambda requests: requests.to(torch.int32) + 10)
-    runner = {"device": "cpu", "server_args": arguments, "req_to_token_pool": pool, "is_draft_worker": False}
+    runner = {
+        "device": "cpu",
+        "server_args": arguments,
+        "req_to_token_pool": pool,
+        "is_draft_worker": False,
+        "token_to_kv_pool": None,
+    }
     backend = MambaAttnBackendBase(SimpleNamespace(**runner))
     backend.init_cuda_graph_state(ROWS, ROWS * WIDTH)
     requests, lengths = torch.zeros(ROWS, dtype=torch.int64), torch.ones(ROWS, dtype=torch.int64)

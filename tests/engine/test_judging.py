@@ -32,7 +32,14 @@ class Written:
 def part(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part]:
     """A part of a run on the CPU."""
     options = argparse.Namespace(
-        site=site, pair=harness.PAIR, python=str(harness.ENGINE_PYTHON), cpu=True, limit=250, at_once=1, budget=16
+        site=site,
+        pair=harness.PAIR,
+        python=str(harness.ENGINE_PYTHON),
+        cpu=True,
+        limit=250,
+        judging=60,
+        at_once=1,
+        budget=16,
     )
     machine = Machine(options, tmp_path_factory.mktemp("judging"))
     yield Part(machine, "test")
