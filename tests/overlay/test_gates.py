@@ -109,12 +109,22 @@ def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, ob
         ({}, SimpleNamespace(mamba_chunk_size=4), "not GDN"),
         ({"linear_attn_decode_backend": "flashinfer"}, SimpleNamespace(linear_key_head_dim=4), "flashinfer and triton"),
         ({"mamba_scheduler_strategy": "extra_buffer"}, SimpleNamespace(linear_key_head_dim=4), "extra_buffer"),
-        ({}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "whole engine"),
+        ({"page_size": 16}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "--page-size 16 was"),
+        (
+            {"get_attention_backends": lambda: ("fa3", "triton")},
+            SimpleNamespace(linear_key_head_dim=4),
+            "backend triton",
+        ),
     ],
 )
 def test_risk_of_a_hybrid_model_is_named(changed: dict[str, object], config: object, said: str) -> None:
     """Which layers, which kernels, which cache: the refusal says what is not proven (sglang#36548)."""
-    assert said in hybrid_risk(server_args(**changed), config)
+    assert said in (hybrid_risk(server_args(**changed), config) or "no risk")
+
+
+def test_gdn_layers_on_triton_are_served() -> None:
+    """What `scripts/gpu_prove hybrid` has shown needs no flag."""
+    assert hybrid_risk(server_args(), SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4))) is None
 
 
 def test_recurrent_states_beyond_the_memory_are_refused_with_a_budget_that_fits() -> None:

@@ -181,8 +181,8 @@ def is_hybrid_config(config: object) -> bool:
     return any(hasattr(type(part), "mamba2_cache_params") for part in parts)
 
 
-def hybrid_risk(server_args: ServerArgs, config: object) -> str:
-    """What may make a hybrid model's output differ from its own under DDTREE.
+def hybrid_risk(server_args: ServerArgs, config: object) -> str | None:
+    """What may make a hybrid model's output differ from its own under DDTREE; None for what a GPU has shown.
 
     Args:
         config: The model's Hugging Face config.
@@ -198,16 +198,22 @@ def hybrid_risk(server_args: ServerArgs, config: object) -> str:
         return (
             f"--mamba-scheduler-strategy {server_args.mamba_scheduler_strategy} keeps states that a tree step crosses"
         )
-    return "GDN kernels are shown to keep a state per node one by one, but not yet in a whole engine"
+    if set(server_args.get_attention_backends()) != {"triton"}:
+        return "beside recurrent layers only the attention backend triton was run in a whole engine"
+    if int(server_args.page_size or 1) > 1:
+        return f"beside recurrent layers no --page-size {server_args.page_size} was run in a whole engine, only 1"
+    return None
 
 
 def check_hybrid(server_args: ServerArgs, model_name: str, config: object) -> None:
-    """Refuse a hybrid model unless the user accepted that its output may differ.
+    """Refuse a hybrid model of a kind that no GPU has shown, unless the user accepted that its output may differ.
 
     Raises:
         ValueError: The unsafe flag is not set.
     """
     risk = hybrid_risk(server_args, config)
+    if risk is None:
+        return
     if not server_args.speculative_ddtree_allow_hybrid_unsafe:
         raise ValueError(
             f"DDTREE is not proven to serve {model_name} losslessly: {risk}. Use --speculative-algorithm DFLASH, or "
