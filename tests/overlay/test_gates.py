@@ -19,6 +19,7 @@ def server_args(**changed: object) -> SimpleNamespace:
         "speculative_ddtree_budget": 64,
         "speculative_dflash_block_size": 16,
         "speculative_ddtree_allow_hybrid_unsafe": False,
+        "disable_radix_cache": True,
         "page_size": 1,
         "max_running_requests": 48,
         "max_mamba_cache_size": None,
@@ -109,11 +110,12 @@ def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, ob
         ({}, SimpleNamespace(mamba_chunk_size=4), "not GDN"),
         ({"linear_attn_decode_backend": "flashinfer"}, SimpleNamespace(linear_key_head_dim=4), "flashinfer and triton"),
         ({"mamba_scheduler_strategy": "extra_buffer"}, SimpleNamespace(linear_key_head_dim=4), "extra_buffer"),
-        ({"page_size": 16}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "--page-size 16 was"),
+        ({"disable_radix_cache": False}, SimpleNamespace(linear_key_head_dim=4), "--disable-radix-cache"),
+        ({"page_size": 16}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "with --page-size 16"),
         (
             {"get_attention_backends": lambda: ("fa3", "triton")},
             SimpleNamespace(linear_key_head_dim=4),
-            "backend triton",
+            "other than triton",
         ),
     ],
 )

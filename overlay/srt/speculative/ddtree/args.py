@@ -198,11 +198,13 @@ def hybrid_risk(server_args: ServerArgs, config: object) -> str | None:
         return (
             f"--mamba-scheduler-strategy {server_args.mamba_scheduler_strategy} keeps states that a tree step crosses"
         )
-    if set(server_args.get_attention_backends()) != {"triton"}:
-        return "beside recurrent layers only the attention backend triton was run in a whole engine"
-    if int(server_args.page_size or 1) > 1:
-        return f"beside recurrent layers no --page-size {server_args.page_size} was run in a whole engine, only 1"
-    return None
+    settings = {
+        "an attention backend other than triton": set(server_args.get_attention_backends()) != {"triton"},
+        f"--page-size {server_args.page_size}": int(server_args.page_size or 1) > 1,
+        "a prefix cache (no --disable-radix-cache)": not server_args.disable_radix_cache,
+    }
+    unproven = [setting for setting, given in settings.items() if given]
+    return f"recurrent layers were not run in a whole engine with {' and '.join(unproven)}" if unproven else None
 
 
 def check_hybrid(server_args: ServerArgs, model_name: str, config: object) -> None:
