@@ -14,7 +14,8 @@ from typing import Any
 from gpu_proofs.calls import texts
 from gpu_proofs.engines import Arm, Part
 from gpu_proofs.judging import judge
-from gpu_proofs.parts import plain_engine, report_replays
+from gpu_proofs.parts import plain_engine
+from gpu_proofs.watching import report_hiding, report_replays
 
 
 #: Verify with the decode backend, and draft with a third one.
@@ -35,7 +36,7 @@ def part_backends(part: Part) -> None:
     os.environ["PATH"] = f"{part.options.site / 'bin'}:{os.environ['PATH']}"
     calls, started = texts(part.options), {}
     for name in part.options.backends.split(","):
-        missing = [text for backend in used(name) if (text := what_is_missing(part, backend))]
+        missing = [text for backend in used(name)[0] if (text := what_is_missing(part, backend))]
         if missing:
             part.check(f"{name}: nodes see their ancestors and nobody else", None, missing[0])
             continue
@@ -50,9 +51,10 @@ def part_backends(part: Part) -> None:
 
 
 def start(part: Part, name: str, calls: list[dict[str, Any]]) -> tuple[Arm, dict[str, Arm]]:
-    """The engines of one backend: plain decoding, DFLASH, trees as they are served, and watched trees."""
-    backend = MIXED if name == "mixed" else {"attention_backend": name}
-    plain = plain_engine(part, calls, f"plain-{name}", attention_backend=used(name)[-1])
+    """The engines of one name: plain decoding, DFLASH, trees as they are served, and watched trees."""
+    backends, stored = used(name)
+    plain = plain_engine(part, calls, f"plain-{name}", attention_backend=backends[-1], **stored)
+    backend = MIXED if name == "mixed" else {"attention_backend": name.partition("+")[0]} | stored
     tree = part.drafting("DDTREE") | backend
     arms = {f"DFLASH {name}": part.engine(f"dflash-{name}", calls, **part.drafting("DFLASH"), **backend)}
     arms[f"DDTREE {name}"] = part.engine(f"ddtree-{name}", calls, **tree)
@@ -60,23 +62,21 @@ def start(part: Part, name: str, calls: list[dict[str, Any]]) -> tuple[Arm, dict
         drafted = {"speculative_draft_attention_backend": "triton"}
         arms["DDTREE mixed watched"] = part.engine("watched-mixed", calls, watched=True, **tree, **drafted)
         return plain, arms
-    for page in (1, 16):
+    for page in (16,) if stored else (1, 16):
         paged = {} if page == 1 else {"page_size": page}
         arm_name = f"DDTREE {name} watched, pages of {page}"
         arms[arm_name] = part.engine(f"watched-{name}-{page}", calls, watched=True, **tree, **paged)
-    # A chain in a budget that it cannot fill: every tree ends in padding nodes.
-    chain = part.drafting("DDTREE", PADDED) | {"speculative_ddtree_topk_cap": 1} | backend
-    arms[f"DDTREE {name} watched, padding"] = part.engine(f"padded-{name}", calls, watched=True, **chain)
-    if part.options.float8:
-        # FlashAttention 3 knows the one type of 8 bits, FlashInfer both.
-        kind = {"kv_cache_dtype": "fp8_e4m3", "page_size": 16}
-        arms[f"DDTREE {name} watched, fp8_e4m3"] = part.engine(f"float8-{name}", calls, watched=True, **tree, **kind)
+    if not stored:
+        # A chain in a budget that it cannot fill: every tree ends in padding nodes.
+        chain = part.drafting("DDTREE", PADDED) | {"speculative_ddtree_topk_cap": 1} | backend
+        arms[f"DDTREE {name} watched, padding"] = part.engine(f"padded-{name}", calls, watched=True, **chain)
     return plain, arms
 
 
-def used(name: str) -> tuple[str, ...]:
-    """The backends of a name of --backends; the last one decodes."""
-    return ("flashinfer", "fa3") if name == "mixed" else (name,)
+def used(name: str) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The backends of a name of --backends, the one that decodes last, and how their KV is stored: `fa3+fp8_e4m3`."""
+    backend, _, kind = name.partition("+")
+    return ("flashinfer", "fa3") if name == "mixed" else (backend,), {"kv_cache_dtype": kind} if kind else {}
 
 
 def what_is_missing(part: Part, backend: str) -> str | None:
@@ -89,23 +89,3 @@ def what_is_missing(part: Part, backend: str) -> str | None:
     if backend == "flashinfer" and not shutil.which("ninja"):
         return "ninja is missing, with which FlashInfer compiles its kernels: pip install ninja"
     return None
-
-
-def report_hiding(part: Part, name: str, arm: Arm) -> None:
-    """Of a watched engine: nodes whose token was changed, and who noticed."""
-    steps = part.watched(arm) if arm.result() else []
-    if not steps:
-        failed = arm.ended != "no time left"
-        part.check(f"{name}: nodes see their ancestors and nobody else", False if failed else None, arm.ended)
-        return
-    total = {key: sum(step[key] for step in steps) for key in ("hidden rows", "leaks", "seeing rows", "blind")}
-    figures = (
-        f"{len(steps)} steps, {sum(len(step['changed nodes']) for step in steps)} nodes changed "
-        f"({sum(step['changed padding'] for step in steps)} of them padding): {total['leaks']} of "
-        f"{total['hidden rows']} rows that do not see them gave other numbers (by "
-        f"{max(step['leak'] for step in steps):.4f}), {total['blind']} of {total['seeing rows']} that see them did not"
-    )
-    passed = not total["leaks"] and not total["blind"] and bool(total["hidden rows"] and total["seeing rows"])
-    passed &= "padding" not in name or any(step["changed padding"] for step in steps)
-    part.check(f"{name}: nodes see their ancestors and nobody else", passed, figures)
-    part.facts[f"hiding, {name}"] = total

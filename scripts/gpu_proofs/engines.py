@@ -25,8 +25,6 @@ PROJECT = Path(__file__).resolve().parents[2]
 SCRIPTS = PROJECT / "scripts"
 #: Rendezvous ports lie below the range from which a kernel gives ports away: an engine takes its own a minute late.
 FIRST_PORT = 20100
-#: Seconds that decoding leaves for judging: what is done by then gets its verdict.
-JUDGING = 60
 
 
 def sibling(name: str) -> Any:
@@ -103,7 +101,7 @@ class Arm:
     def run(self) -> dict[str, Any] | None:
         """Start the engine and wait for its first result; it gives its room away then."""
         with self.machine.room:
-            if self.machine.left() < JUDGING + 20:
+            if self.machine.left() < self.machine.options.judging + 20:
                 self.ended = "no time left"
                 return None
             start = time.monotonic()
@@ -111,7 +109,7 @@ class Arm:
                 self.process = subprocess.Popen(
                     self.command, env=self.env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
                 )
-            found = self.wait_for(self.answer, ends=not self.stays, reserve=JUDGING)
+            found = self.wait_for(self.answer, ends=not self.stays, reserve=self.machine.options.judging)
             how = "" if found else f", {self.ended}"
             self.machine.say(f"engine {self.name}: {time.monotonic() - start:.0f} s{how}")
             return found
@@ -201,6 +199,8 @@ class Part:
         name = f"{self.name}-{name}"
         job = {"engine": self.arguments() | extra, "calls": calls, "stays": stays}
         env = self.environment()
+        if extra.get("dtype") == "float16":
+            env |= {"SGLANG_MAMBA_CONV_DTYPE": "float16"}  # SGLang keeps convolution windows in bfloat16 otherwise
         if watched:
             env |= {"DDTREE_WATCH": str(self.machine.workdir / f"{name}.watch")}
             env["PYTHONPATH"] = f"{SCRIPTS / 'gpu_watch'}:{env['PYTHONPATH']}"

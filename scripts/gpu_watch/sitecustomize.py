@@ -35,7 +35,7 @@ def watch(module, target):
 
         given = plain(self, forward_batch, *args, **kwargs)
         logits, hidden = (part.clone() for part in parts(given.logits_output))
-        hiding = hide(forward_batch, again, dice, logits, hidden)
+        hiding = hide(forward_batch, again, dice, logits, hidden, recurrent=bool(windows))
         runner = "graph_runner" if hasattr(self, "graph_runner") else "decode_cuda_graph_runner"
         graph = getattr(self, runner)
         setattr(self, runner, None)
@@ -55,10 +55,11 @@ def watch(module, target):
     module.ModelRunner._forward_raw = _forward_raw
 
 
-def hide(forward_batch, again, dice, logits, hidden):
+def hide(forward_batch, again, dice, logits, hidden, *, recurrent):
     """Change the token of one node a tree: which rows give other numbers, and which should?
 
-    A row that sees the node must change, or the check could not fail; any other must be the same to the bit.
+    A row that sees the node must change, or the check could not fail; any other must be the same to the bit. Recurrent
+    layers take the root for the parent of padding, which nobody reads: there it counts neither way.
     """
     import torch
 
@@ -79,11 +80,15 @@ def hide(forward_batch, again, dice, logits, hidden):
     ]
     changed = (apart[0] > 0) | (apart[1] > 0)
     sees = tree.ancestors[list(range(batch)), :, nodes].flatten()
-    leaks = changed & ~sees
+    read = torch.ones_like(sees)
+    if recurrent:
+        read = ((tree.parents >= 0) | (torch.arange(width, device=sees.device) == 0)).flatten()
+    hidden_rows, sees = ~sees & read, sees & read
+    leaks = changed & hidden_rows
     return {
         "changed nodes": nodes,
         "changed padding": sum(node > 0 and int(tree.parents[i, node]) < 0 for i, node in enumerate(nodes)),
-        "hidden rows": int((~sees).sum()),
+        "hidden rows": int(hidden_rows.sum()),
         "leaks": int(leaks.sum()),
         "leak": float(torch.maximum(*apart)[leaks].amax()) if leaks.any() else 0.0,
         "seeing rows": int(sees.sum()),

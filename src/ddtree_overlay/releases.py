@@ -19,6 +19,7 @@ from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
 from ddtree_overlay.edits.dflash_worker_v2 import DFLASH_WORKER_V2, DFLASH_WORKER_V2_FIRST, DFLASH_WORKER_V2_PLAIN
 from ddtree_overlay.edits.flashattention_backend import FLASHATTENTION_BACKEND
 from ddtree_overlay.edits.flashinfer_backend import FLASHINFER_BACKEND
+from ddtree_overlay.edits.hybrid_linear_attn_backend import HYBRID_LINEAR_ATTN_BACKEND
 from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED, KV_CACHE_MIXIN_STATES
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND
@@ -73,6 +74,7 @@ _FIRST = (
     TRITON_BACKEND,
     FLASHINFER_BACKEND,
     FLASHATTENTION_BACKEND,
+    HYBRID_LINEAR_ATTN_BACKEND,
     DFLASH_UTILS,
     KV_CACHE_MIXIN,
     SCHEDULE_BATCH,
@@ -89,6 +91,7 @@ _FIRST_13 = (
     TRITON_BACKEND,
     FLASHINFER_BACKEND,
     FLASHATTENTION_BACKEND,
+    HYBRID_LINEAR_ATTN_BACKEND,
     DFLASH_UTILS,
     KV_CACHE_MIXIN_COUNTED,
     SCHEDULE_BATCH,

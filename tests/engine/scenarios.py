@@ -120,6 +120,8 @@ FLOWS: dict[str, Flow] = {
         request(BYTES[3], 24, frequency_penalty=1.5, presence_penalty=0.5),
         request(LINE, 24, min_new_tokens=6, stop_token_ids=[10, 32, 46]),
         request(SHORT, 24, logit_bias={"32": -4.0}),
+        # The end of the text is every step's best token (vllm_ddtree 8f450a23a).
+        request(BYTES[3], 24, min_new_tokens=5, stop_token_ids=[0], logit_bias={"0": 200.0}),
     ],
     "sampled among greedy": [
         request(LINE, 30, temperature=1.0),

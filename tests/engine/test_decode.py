@@ -51,6 +51,13 @@ def test_flows_do_what_their_names_say(engines: Engines) -> None:
     for name in ("stop tokens inside a path", "stop strings inside a path"):
         assert "stop" in [end["type"] for end in ends[name]], name
     assert "abort" in [end["type"] for end in ends["aborted in the middle"]]
+    calls = dict(zip(FLOWS, result["calls"][len(CALLS) :], strict=True))
+    cut = {step["rid"] for step in engines.trace("budget-16") if step["committed"] < len(step["path"])}
+    for name in ("stop tokens inside a path", "stop strings inside a path", "token limits inside a path"):
+        assert cut & set(calls[name]["rids"]), name
+    *_, early, _, late = (len(ids) for ids in calls["penalised among others"]["output_ids"])
+    assert len(calls["stop tokens inside a path"]["output_ids"][1]) < 6 <= early < 24  # one prompt, the same stops
+    assert late == 6
     cached = [int(count) for count in re.findall(r"#cached-token: (\d+)", result["log"])]
     assert max(cached) >= 200
 
@@ -100,6 +107,19 @@ def test_dflash_still_equals_plain_decoding(engines: Engines) -> None:
 def test_tree_accepts_more_than_the_chain(engines: Engines) -> None:
     """At a budget of 16 the accept length exceeds DFLASH's on the same prompts."""
     assert accept_length(engines["budget-16"]) > accept_length(engines["dflash"])
+
+
+def test_a_smaller_budget_drafts_the_first_nodes_of_a_larger_one(engines: Engines) -> None:
+    """What is drafted behind a text depends on the block alone: the drafter never sees the budget (ddtree b-sweep)."""
+    trees = [
+        {(step["tokens"][0], step["prefix_len"], at): step for at, step in enumerate(engines.trace(f"budget-{b}")[:3])}
+        for b in BUDGETS
+    ]
+    for budget, small, large in zip(BUDGETS, trees, trees[1:], strict=False):
+        for place in small.keys() & large.keys():
+            assert large[place]["tokens"][: budget + 1] == small[place]["tokens"], place
+            assert large[place]["parents"][: budget + 1] == small[place]["parents"], place
+        assert small.keys() & large.keys()
 
 
 def test_branches_off_the_drafters_first_choice_are_accepted(engines: Engines) -> None:

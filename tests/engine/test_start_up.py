@@ -53,9 +53,9 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "no draft model": ({"speculative_draft_model_path": None}, ["--speculative-draft-model-path"]),
     "block of one": ({"speculative_dflash_block_size": 1}, ["at least 2 tokens"]),
-    "hybrid model": (
-        {"model_path": "HYBRID", "disable_radix_cache": True},
-        ["Qwen3NextForCausalLM", "--speculative-ddtree-allow-hybrid-unsafe"],
+    "hybrid model with pages": (
+        {"model_path": "HYBRID", "disable_radix_cache": True, "page_size": 16},
+        ["--page-size 16", "Qwen3NextForCausalLM", "--speculative-ddtree-allow-hybrid-unsafe"],
     ),
 }
 
@@ -72,9 +72,11 @@ ACCEPTED: dict[str, dict[str, Any]] = {
         "decode_attention_backend": "flashinfer",
         "device": "cuda",
     },
+    "hybrid model": {"model_path": "HYBRID", "disable_radix_cache": True},
     "hybrid model, accepted": {
         "model_path": "HYBRID",
         "disable_radix_cache": True,
+        "page_size": 16,
         "speculative_ddtree_allow_hybrid_unsafe": True,
     },
 }

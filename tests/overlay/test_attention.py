@@ -7,7 +7,12 @@ import pytest
 import reference_kernels
 import torch
 from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
-from sglang.srt.layers.attention.triton_ops.extend_attention import extend_attention_fwd
+from sglang.srt.layers.attention.triton_ops.extend_attention import (
+    build_unified_kv_indices,
+    extend_attention_fwd,
+    extend_attention_fwd_unified,
+)
+from sglang.srt.layers.utils.hash import murmur_hash32
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk, verify_mask
 
 
@@ -58,12 +63,52 @@ class Verify:
         )
         return out
 
+    def run_unified(self, kernel: object, join: object) -> torch.Tensor:
+        """The same through the kernel of `--enable-deterministic-inference`, for which new keys lie in the pool."""
+        width, out = self.width, torch.zeros_like(self.queries)
+        sizes = [width * (prefix + width) for prefix in PREFIXES]
+        keys, values = torch.cat([self.key_pool, self.keys]), torch.cat([self.value_pool, self.values])
+        bounds, slots, prefixes = join(
+            torch.tensor([0, *torch.tensor(PREFIXES).cumsum(0).tolist()], dtype=torch.int32),
+            torch.randperm(32, generator=torch.Generator().manual_seed(5))[: sum(PREFIXES)],
+            torch.tensor([0, width], dtype=torch.int32),
+            torch.full((2,), width, dtype=torch.int32),
+            torch.arange(32, 32 + 2 * width),
+            2,
+        )
+        kernel(
+            self.queries, out, keys, values, 1.0, 1.0,
+            torch.tensor([0, width, 2 * width], dtype=torch.int32), bounds, slots, prefixes.int(), width,
+            custom_mask=self.mask, mask_indptr=torch.tensor([0, sizes[0], sum(sizes)], dtype=torch.int64),
+            sm_scale=DIM**-0.5, is_causal=True,
+        )  # fmt: skip
+        return out
+
 
 def test_reference_is_what_the_triton_kernel_computes() -> None:
     """The engine tests run on the reference: both give the same outputs under a tree mask."""
     verify = Verify(tree_of_two())
     expected = verify.run(extend_attention_fwd)
     torch.testing.assert_close(verify.run(reference_kernels.extend_attention_fwd), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_deterministic_kernel_honours_the_mask() -> None:
+    """`--enable-deterministic-inference` verifies with another kernel: it and its reference give the same outputs."""
+    verify = Verify(tree_of_two())
+    expected = verify.run(reference_kernels.extend_attention_fwd)
+    for kernel, join in (
+        (extend_attention_fwd_unified, build_unified_kv_indices),
+        (reference_kernels.extend_attention_fwd_unified, reference_kernels.build_unified_kv_indices),
+    ):
+        torch.testing.assert_close(verify.run_unified(kernel, join), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_reference_hashes_as_the_triton_kernel() -> None:
+    """Seeded draws of the engine tests are those of SGLang: seeds of more than 32 bits, negative ones too."""
+    seeds, positions = torch.tensor([0, 42, 2**40 + 7, -1]), torch.tensor([0, 1, 4095, 2**20])
+    columns = torch.arange(300)
+    expected = murmur_hash32(seeds.to(torch.uint64), positions, columns)
+    assert torch.equal(reference_kernels.murmur_hash32(seeds.to(torch.uint64), positions, columns), expected)
 
 
 @pytest.mark.parametrize("kernel", [extend_attention_fwd, reference_kernels.extend_attention_fwd])

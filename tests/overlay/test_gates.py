@@ -19,6 +19,7 @@ def server_args(**changed: object) -> SimpleNamespace:
         "speculative_ddtree_budget": 64,
         "speculative_dflash_block_size": 16,
         "speculative_ddtree_allow_hybrid_unsafe": False,
+        "disable_radix_cache": True,
         "page_size": 1,
         "max_running_requests": 48,
         "max_mamba_cache_size": None,
@@ -109,12 +110,23 @@ def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, ob
         ({}, SimpleNamespace(mamba_chunk_size=4), "not GDN"),
         ({"linear_attn_decode_backend": "flashinfer"}, SimpleNamespace(linear_key_head_dim=4), "flashinfer and triton"),
         ({"mamba_scheduler_strategy": "extra_buffer"}, SimpleNamespace(linear_key_head_dim=4), "extra_buffer"),
-        ({}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "whole engine"),
+        ({"disable_radix_cache": False}, SimpleNamespace(linear_key_head_dim=4), "--disable-radix-cache"),
+        ({"page_size": 16}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "with --page-size 16"),
+        (
+            {"get_attention_backends": lambda: ("fa3", "triton")},
+            SimpleNamespace(linear_key_head_dim=4),
+            "other than triton",
+        ),
     ],
 )
 def test_risk_of_a_hybrid_model_is_named(changed: dict[str, object], config: object, said: str) -> None:
     """Which layers, which kernels, which cache: the refusal says what is not proven (sglang#36548)."""
-    assert said in hybrid_risk(server_args(**changed), config)
+    assert said in (hybrid_risk(server_args(**changed), config) or "no risk")
+
+
+def test_gdn_layers_on_triton_are_served() -> None:
+    """What `scripts/gpu_prove hybrid` has shown needs no flag."""
+    assert hybrid_risk(server_args(), SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4))) is None
 
 
 def test_recurrent_states_beyond_the_memory_are_refused_with_a_budget_that_fits() -> None:

@@ -14,9 +14,10 @@ import pytest
 import torch
 from sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent import fused_sigmoid_gating_delta_rule_update
 from sglang.srt.layers.attention.mamba.causal_conv1d_triton import causal_conv1d_update
-from sglang.srt.speculative.ddtree.topology import tree_links
+from sglang.srt.speculative.ddtree.topology import padding_rows, tree_links
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree
-from sglang.srt.speculative.ddtree.verify_input import recurrent_steps
+from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 
 BUDGET, HEADS, KEY, VALUE, CHANNELS, WINDOW = 9, 2, 8, 8, 16, 4
@@ -176,3 +177,23 @@ def test_the_prefix_cache_keeps_the_node_at_the_boundary() -> None:
     _, tracked = recurrent_steps(step, tracking, torch.tensor([10, 20]), 4)
     assert tracked is not None
     assert tracked.tolist() == [3, -1]
+
+
+@pytest.mark.parametrize("kind", [DFlashVerifyInput, DDTreeVerifyInput])
+@pytest.mark.parametrize("requests", [1, 3, 4])
+def test_a_request_of_one_token_is_no_padding(kind: type[DFlashVerifyInput], requests: int) -> None:
+    """A graph of four rows holds as many requests as the verify input, however short their prefixes are."""
+    width = 5
+    tokens = torch.zeros(requests * width, dtype=torch.int64)
+    verify_input = kind(draft_token=tokens, positions=tokens, draft_token_num=width)
+    counted = torch.count_nonzero(torch.ones(4, dtype=torch.int32) == 1)  # SGLang: rows as long as the filling
+    assert padding_rows(counted, 4, verify_input) == 4 - requests
+
+
+def test_padding_of_what_verifies_no_dflash_tokens_stays_sglangs_count() -> None:
+    """Plain decoding and other algorithms, a graph's capture (0.5.13 goes the same way there), the drafter's block."""
+    counted = torch.tensor(2)
+    for tokens in (None, torch.zeros(0, dtype=torch.int64)):
+        assert padding_rows(counted, 4, DFlashVerifyInput(tokens, tokens, draft_token_num=5)) is counted
+    assert padding_rows(counted, 4, None) is counted
+    assert padding_rows(counted, 4, SimpleNamespace(draft_token=torch.zeros(5), draft_token_num=5)) is counted

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import torch
 from sglang.srt.sampling.penaltylib import (
     BatchedFrequencyPenalizer,
@@ -16,7 +18,7 @@ from sglang.srt.speculative.ddtree.targets import adjust_logits, count_roots, ro
 
 
 VOCABULARY, WIDTH = 11, 4
-PENALIZERS = {BatchedFrequencyPenalizer, BatchedPresencePenalizer, BatchedRepetitionPenalizer}
+PENALIZERS = (BatchedFrequencyPenalizer, BatchedPresencePenalizer, BatchedRepetitionPenalizer)
 
 
 def params(**changed: float) -> SimpleNamespace:
@@ -29,11 +31,11 @@ class Batch(SimpleNamespace):
     """What a penalizer looks at."""
 
 
-def orchestrator(*every: SimpleNamespace) -> BatchedPenalizerOrchestrator:
-    """SGLang's own, over a batch that has emitted nothing yet."""
+def orchestrator(*every: SimpleNamespace, order: tuple[type, ...] = PENALIZERS) -> tuple[Any, Batch]:
+    """SGLang's own, over a batch that has emitted nothing yet, and the batch, which has to live as long."""
     reqs = [SimpleNamespace(sampling_params=p, origin_input_ids=[1, 2]) for p in every]
     batch = Batch(reqs=reqs, device="cpu")
-    return BatchedPenalizerOrchestrator(vocab_size=VOCABULARY, batch=batch, penalizers=PENALIZERS), batch
+    return BatchedPenalizerOrchestrator(vocab_size=VOCABULARY, batch=batch, penalizers=order), batch
 
 
 def info(penalties: BatchedPenalizerOrchestrator, bias: torch.Tensor | None = None) -> SimpleNamespace:
@@ -41,17 +43,25 @@ def info(penalties: BatchedPenalizerOrchestrator, bias: torch.Tensor | None = No
     return SimpleNamespace(penalizer_orchestrator=penalties, logit_bias=bias, has_custom_logit_processor=False)
 
 
-PENALISED = (params(frequency_penalty=1.5, presence_penalty=0.25), params(), params(repetition_penalty=2.0))
+PENALISED = (
+    params(frequency_penalty=1.5, presence_penalty=0.25),
+    params(),
+    params(repetition_penalty=2.0, frequency_penalty=0.5),
+)
 
 
-def test_root_rows_get_the_penalties_of_a_plain_step() -> None:
-    """The last token is counted before the step, and the root's row is what plain decoding would sample from."""
+@pytest.mark.parametrize("order", [PENALIZERS, PENALIZERS[::-1]])
+def test_root_rows_get_the_penalties_of_a_plain_step(order: tuple[type, ...]) -> None:
+    """The last token is counted before the step, and the root's row is what plain decoding would sample from.
+
+    SGLang keeps its penalizers in a set: to scale and then to add, or to add and then to scale, is not one thing.
+    """
     torch.manual_seed(0)
     logits = torch.randn(3 * WIDTH, VOCABULARY)
     plain = logits.view(3, WIDTH, VOCABULARY)[:, 0].clone()
     roots = torch.tensor([5, 6, 7])
-    ours, keep_ours = orchestrator(*PENALISED)
-    reference, keep_reference = orchestrator(*PENALISED)
+    ours, keep_ours = orchestrator(*PENALISED, order=order)
+    reference, keep_reference = orchestrator(*PENALISED, order=order)
 
     penalised = count_roots(info(ours), roots, list(PENALISED))
     adjust_logits(logits, info(ours), WIDTH)

@@ -34,7 +34,7 @@ def trees() -> Tree:
     return build_tree(torch.arange(BATCH), values, ids, BUDGET)
 
 
-def totals(watch: ModuleType, visible: torch.Tensor) -> dict[str, int]:
+def totals(watch: ModuleType, visible: torch.Tensor, *, recurrent: bool = False) -> dict[str, int]:
     """What 60 changes give in a model whose rows read the tokens that `visible`, [bs, W, W], lets them see."""
     tree = trees()
     weights = torch.randn(VOCABULARY, VOCABULARY)
@@ -52,7 +52,7 @@ def totals(watch: ModuleType, visible: torch.Tensor) -> dict[str, int]:
             return SimpleNamespace(logits_output=SimpleNamespace(next_token_logits=out, hidden_states=out[:, :4]))
 
         out = forward(given)
-        line = watch.hide(batch, again, dice, out, out[:, :4])
+        line = watch.hide(batch, again, dice, out, out[:, :4], recurrent=recurrent)
         for key in ("leaks", "blind", "hidden rows", "seeing rows", "changed padding"):
             found[key] = found.get(key, 0) + line[key]
         assert (batch.input_ids == given).all()
@@ -88,3 +88,17 @@ def test_a_row_that_sees_too_little_is_noticed(watch: ModuleType) -> None:
     found = totals(watch, torch.eye(width).bool().expand(BATCH, width, width))
     assert found["leaks"] == 0
     assert found["blind"] > 0
+
+
+def test_padding_of_recurrent_layers_may_follow_the_root(watch: ModuleType) -> None:
+    """Their kernels take the root for its parent; any other node that reads too much is still noticed."""
+    tree = trees()
+    padding = (tree.parents < 0).clone()
+    padding[:, 0] = False
+    visible = tree.ancestors.clone()
+    visible[:, :, 0] |= padding
+    assert totals(watch, visible)["leaks"] > 0
+    assert totals(watch, visible, recurrent=True)["leaks"] == 0
+    visible[0, 2, 1] = ~visible[0, 2, 1]
+    found = totals(watch, visible, recurrent=True)
+    assert found["leaks"] + found["blind"] > 0

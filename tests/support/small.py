@@ -62,6 +62,10 @@ class ServerArgs:
         parser.add_argument("--speculative-algorithm", choices=["DFLASH"])
         parser.add_argument("--speculative-dflash-block-size", type=int)
         parser.add_argument("--other")
+
+
+def get_global_server_args():
+    return None
 """,
     "srt/speculative/dflash_worker.py": """\
 from sglang.srt.utils import wrap
@@ -107,6 +111,34 @@ class TritonAttnBackend:
         self.logits = torch.zeros(max_num_tokens)
         if not self.skip_prefill:
             self.cuda_graph_custom_mask = torch.zeros(max_num_tokens)
+""",
+    "srt/layers/attention/hybrid_linear_attn_backend.py": """\
+import torch
+
+
+class MambaAttnBackendBase:
+    def _replay_metadata(self, bs, req_pool_indices, spec_info, seq_lens_cpu):
+        num_padding = torch.count_nonzero(seq_lens_cpu == 1)
+        req_pool_indices[bs - num_padding :] = 0
+        return req_pool_indices
+""",
+    "srt/layers/attention/flashinfer_backend.py": """\
+class FlashInferAttnBackend:
+    def init_cuda_graph_state(self, max_bs, max_num_tokens, kv_indices_buf=None):
+        self.indices = kv_indices_buf or [0] * max_num_tokens
+""",
+    "srt/layers/attention/flashattention_backend.py": """\
+class FlashAttentionBackend:
+    def __init__(self, model_runner):
+        self.topk = model_runner.server_args.speculative_eagle_topk or 0
+
+    def init_cuda_graph_state(self, max_bs, max_num_tokens):
+        self.tables = [0] * max_bs
+""",
+    "srt/speculative/dflash_utils.py": """\
+def resolve_dflash_verify_mask_policy(attn_backend):
+    backend_name = type(attn_backend).__name__
+    return backend_name, backend_name != "FlashInferAttnBackend"
 """,
     "srt/model_executor/model_runner_kv_cache_mixin.py": """\
 class ModelRunnerKVCacheMixin:
@@ -235,8 +267,20 @@ def grow_graph_mask(backend, max_num_tokens):
     return backend.cuda_graph_custom_mask
 
 
+def prepare_flashinfer_buffers(backend, max_bs, max_num_tokens, kv_indices):
+    return kv_indices
+
+
+def check_flash_attention_buffers(backend, max_bs, max_num_tokens):
+    return None
+
+
 def check_recurrent_memory(state_bytes, free_gib):
     return None
+""",
+    "srt/speculative/ddtree/topology.py": """\
+def padding_rows(counted, rows, spec_info):
+    return counted
 """,
     "srt/speculative/ddtree/draft_model.py": """\
 def draft_rope(config, theta, scaling):

@@ -81,6 +81,55 @@ def decode_attention_fwd(
         )
 
 
+def extend_attention_fwd_unified(
+    q,
+    o,
+    k_buffer,
+    v_buffer,
+    k_scale,
+    v_scale,
+    qo_indptr,
+    kv_indptr,
+    kv_indices,
+    prefix_lens,
+    max_len_extend,
+    custom_mask=None,
+    mask_indptr=None,
+    sm_scale=None,
+    logit_cap=0.0,
+    is_causal=True,
+    sliding_window_size=-1,
+    sinks=None,
+    **others,
+):
+    """What `--enable-deterministic-inference` uses for new tokens: the same, but their keys lie in the pool already."""
+    assert k_scale == v_scale == 1.0 and logit_cap == 0.0 and sliding_window_size == -1 and sinks is None, others
+    starts, bounds = qo_indptr.tolist(), kv_indptr.tolist()
+    for b, (first, last) in enumerate(itertools.pairwise(starts)):
+        slots = kv_indices[bounds[b] : bounds[b + 1]]
+        count, total = last - first, len(slots)
+        if custom_mask is not None:
+            at = int(mask_indptr[b])
+            allowed = custom_mask[at : at + count * total].view(count, total).bool()
+        else:
+            allowed = torch.ones(count, total, dtype=torch.bool)
+            if is_causal:
+                allowed = allowed.tril(diagonal=total - count)
+        o[first:last] = _attend(
+            q[first:last], k_buffer[slots].to(q.dtype), v_buffer[slots].to(q.dtype), allowed, sm_scale
+        )
+
+
+def build_unified_kv_indices(kv_indptr, kv_indices, starts, lengths, new_slots, batch_size):
+    """Each request's slots, those of its new tokens behind those of its prefix: bounds, slots, prefix lengths."""
+    bounds, parts = kv_indptr.tolist(), []
+    for b, (start, length) in enumerate(zip(starts.tolist()[:batch_size], lengths.tolist())):
+        parts += [kv_indices[bounds[b] : bounds[b + 1]], new_slots[start : start + length]]
+    prefixes = kv_indptr[1 : batch_size + 1] - kv_indptr[:batch_size]
+    totals = torch.cumsum(prefixes + lengths[:batch_size], dim=0)
+    return torch.cat([totals.new_zeros(1), totals]).int(), torch.cat([p.long() for p in parts]), prefixes
+
+
 def _attend(queries, keys, values, allowed, scale):
     """[rows, heads, dim] x [columns, kv heads, dim] -> [rows, heads, dim]; a head shares the keys of its group."""
     group = queries.shape[1] // keys.shape[1]
@@ -134,12 +183,41 @@ def assign_extend_cache_locs_func(
     return torch.cat([req_to_token[row, start:end] for row, start, end in spans]).to(torch.int64)
 
 
+def murmur_hash32(seeds, positions, columns):
+    """The hash that seeded sampling draws from: MurmurHash3 of a 64-bit seed, a position and a column, uint32."""
+    seeds, state = seeds.to(torch.int64), torch.zeros(len(seeds), len(columns), dtype=torch.int64)
+    for word in (seeds[:, None], seeds[:, None] >> 32, positions.to(torch.int64)[:, None], columns.to(torch.int64)):
+        key = _low(_rotated(_low((word & _LOW) * 0xCC9E2D51), 15) * 0x1B873593)
+        state = _low(_rotated(state ^ key, 13) * 5 + 0xE6546B64)
+    state ^= 16
+    state = _low((state ^ (state >> 16)) * 0x85EBCA6B)
+    state = _low((state ^ (state >> 13)) * 0xC2B2AE35)
+    return (state ^ (state >> 16)).to(torch.uint32)
+
+
+_LOW = 0xFFFFFFFF
+
+
+def _low(word):
+    """The lower 32 bits; the product of two such words keeps them in int64, whatever is above."""
+    return word & _LOW
+
+
+def _rotated(word, bits):
+    return _low((word << bits) | (word >> (32 - bits)))
+
+
 #: Module of SGLang, below `sglang.`, -> the names that are replaced there. A release has at least one of the places
 #: of each name.
 PLACES = {
-    "srt.layers.attention.triton_ops.extend_attention": ["extend_attention_fwd"],
+    "srt.layers.attention.triton_ops.extend_attention": [
+        "extend_attention_fwd",
+        "extend_attention_fwd_unified",
+        "build_unified_kv_indices",
+    ],
     "srt.layers.attention.triton_ops.decode_attention": ["decode_attention_fwd"],
     "srt.layers.attention.utils": ["create_flashinfer_kv_indices_triton"],
+    "srt.layers.utils.hash": ["murmur_hash32"],
     "srt.speculative.spec_utils": ["assign_req_to_token_pool_func"],
     # 0.5.14 and 0.5.15
     "srt.speculative.triton_ops.cache_locs": ["assign_req_to_token_pool_func", "assign_extend_cache_locs_func"],

@@ -6,7 +6,9 @@ DFLASH needs them left alone (DDTREE sees to it itself). `DDTREE_TEST_ANY_DEVICE
 CPU, and their worker calls `record_stream`, which a CPU tensor lacks. `DDTREE_TEST_CHAIN_TRACE`: a file that gets a
 JSON line per DFLASH verify step with the drafted chain of each request. `DDTREE_TEST_REFERENCE_KERNELS`: torch in place
 of a step's Triton kernels (see `reference_kernels`). `DDTREE_TEST_KV_TRACE`: a file that gets a JSON line per request
-that leaves the engine, with its text and the KV of every committed token.
+that leaves the engine, with its text and the KV of every committed token. `DDTREE_TEST_RANK_TRACE`: a file a
+tensor-parallel rank with what it verified. `--enable-deterministic-inference` starts without kernels that only a GPU
+has.
 """
 
 import importlib.abc
@@ -50,6 +52,33 @@ def _trace_kv(module, target):
         return plain(req, tree_cache, *args, **kwargs)
 
     module.release_kv_cache = release_kv_cache
+
+
+def _trace_ranks(module, target):
+    """A JSON line a verify step in `target`.RANK: trees and what came of them. Ranks draw from generators of their own.
+
+    SGLang seeds every rank alike, so that an engine whose ranks draw for themselves can seem to agree.
+    """
+    import torch
+
+    plain = module.DDTreeVerifyInput.verify
+
+    def verify(self, **words):
+        rank = torch.distributed.get_rank()
+        torch.manual_seed(1_000_000 * (rank + 1) + int(words["batch"].seq_lens_sum))
+        current, commit_lens, hidden, accepted = plain(self, **words)
+        line = {"trees": self.tree.tokens.tolist(), "parents": self.tree.parents.tolist()}
+        line |= {"path": self.path.tolist(), "current": current.tolist(), "committed": commit_lens.tolist()}
+        with open(f"{target}.{rank}", "a") as out:
+            out.write(json.dumps(line) + "\n")
+        return current, commit_lens, hidden, accepted
+
+    module.DDTreeVerifyInput.verify = verify
+
+
+def _without_batch_invariant_kernels(module):
+    """`--enable-deterministic-inference` replaces a GPU's matrix products; a CPU has nothing to replace."""
+    module.enable_batch_invariant_mode = lambda: None
 
 
 class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -143,3 +172,10 @@ if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
 if os.environ.get("DDTREE_TEST_KV_TRACE"):
     kv_trace = os.environ["DDTREE_TEST_KV_TRACE"]
     sys.meta_path.insert(0, _AfterImport("sglang.srt.mem_cache.common", lambda module: _trace_kv(module, kv_trace)))
+
+sys.meta_path.insert(0, _AfterImport("sglang.srt.batch_invariant_ops", _without_batch_invariant_kernels))
+
+if os.environ.get("DDTREE_TEST_RANK_TRACE"):
+    rank_trace = os.environ["DDTREE_TEST_RANK_TRACE"]
+    _ranks = _AfterImport("sglang.srt.speculative.ddtree.verify_input", lambda module: _trace_ranks(module, rank_trace))
+    sys.meta_path.insert(0, _ranks)

@@ -16,7 +16,15 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, check_backends
-from sglang.srt.speculative.ddtree.settings import model_config, reading, recurrent_strategy, settle, spec, uses_mla
+from sglang.srt.speculative.ddtree.settings import (
+    RECURRENT_LAYERS_RAN,
+    model_config,
+    reading,
+    recurrent_strategy,
+    settle,
+    spec,
+    uses_mla,
+)
 
 
 if TYPE_CHECKING:
@@ -239,8 +247,8 @@ def is_hybrid_config(config: object) -> bool:
     return any(hasattr(type(part), "mamba2_cache_params") for part in parts)
 
 
-def hybrid_risk(server_args: ServerArgs, config: object) -> str:
-    """What may make a hybrid model's output differ from its own under DDTREE.
+def hybrid_risk(server_args: ServerArgs, config: object) -> str | None:
+    """What may make a hybrid model's output differ from its own under DDTREE; None for what a GPU has shown.
 
     Args:
         config: The model's Hugging Face config.
@@ -256,16 +264,28 @@ def hybrid_risk(server_args: ServerArgs, config: object) -> str:
     strategy = recurrent_strategy(server_args)
     if strategy not in ("auto", "no_buffer"):
         return f"the strategy {strategy} for recurrent states in the prefix cache keeps states that a tree step crosses"
-    return "GDN kernels are shown to keep a state per node one by one, but not yet in a whole engine"
+    if not RECURRENT_LAYERS_RAN:
+        return (
+            "GDN kernels are shown to keep a state per node one by one, but in this release not in a whole engine"
+        )
+    settings = {
+        "an attention backend other than triton": set(server_args.get_attention_backends()) != {"triton"},
+        f"--page-size {server_args.page_size}": int(server_args.page_size or 1) > 1,
+        "a prefix cache (no --disable-radix-cache)": not server_args.disable_radix_cache,
+    }
+    unproven = [setting for setting, given in settings.items() if given]
+    return f"recurrent layers were not run in a whole engine with {' and '.join(unproven)}" if unproven else None
 
 
 def check_hybrid(server_args: ServerArgs, model_name: str, config: object) -> None:
-    """Refuse a hybrid model unless the user accepted that its output may differ.
+    """Refuse a hybrid model of a kind that no GPU has shown, unless the user accepted that its output may differ.
 
     Raises:
         ValueError: The unsafe flag is not set.
     """
     risk = hybrid_risk(server_args, config)
+    if risk is None:
+        return
     if not reading(server_args).speculative_ddtree_allow_hybrid_unsafe:
         raise ValueError(
             f"DDTREE is not proven to serve {model_name} losslessly: {risk}. Use --speculative-algorithm DFLASH, or "

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from sglang.srt.layers.sampler import apply_custom_logit_processor
+from sglang.srt.layers.sampler import SYNC_TOKEN_IDS_ACROSS_TP, apply_custom_logit_processor
 from sglang.srt.speculative.ddtree.names import draw, replaces_nan
 
 
@@ -18,25 +18,28 @@ _PROBS_BYTES = 256 << 20
 def adjust_logits(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
     """Apply penalties, logit bias and custom logit processors to the nodes' logits, in place and in plain order.
 
-    Penalties are those of the tokens counted so far, for all nodes of a request: they hold for the root alone. Custom
-    processors see the roots alone, one row a request as in plain decoding: many walk over their parameters and take
-    the row of the same number, and some read the request's output, which knows nothing of a path.
+    Penalties and custom processors see the roots alone, one row a request as in plain decoding. What a penalty is
+    deeper in a tree depends on the path; processors walk over their parameters and take the row of the same number, and
+    some read the request's output, which knows nothing of a path. `roots_only` says which requests stay at the root.
 
     Args:
         logits: [bs * width, vocabulary].
         width: Nodes per request.
     """
+    nodes = logits.view(-1, width, logits.shape[1])
     if sampling_info.penalizer_orchestrator.is_required:
-        sampling_info.penalizer_orchestrator.apply(logits, repeat=width)
+        # Not with `repeat`: that adds before it scales, where a plain step takes the penalizers as they come.
+        sampling_info.penalizer_orchestrator.apply(nodes[:, 0])
     adjust_without_penalties(logits, sampling_info, width)
 
 
 def adjust_without_penalties(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
     """Apply logit bias and custom logit processors, as `adjust_logits` does behind the penalties."""
+    nodes = logits.view(-1, width, logits.shape[1])
     if sampling_info.logit_bias is not None:
-        logits.view(-1, width, logits.shape[1]).add_(sampling_info.logit_bias.unsqueeze(1))
+        nodes.add_(sampling_info.logit_bias.unsqueeze(1))
     if sampling_info.has_custom_logit_processor:
-        apply_custom_logit_processor(logits.view(-1, width, logits.shape[1])[:, 0], sampling_info)
+        apply_custom_logit_processor(nodes[:, 0], sampling_info)
 
 
 def count_roots(sampling_info: Any, roots: torch.Tensor, sampling_params: list[Any]) -> torch.Tensor | None:
@@ -97,7 +100,8 @@ class TargetChooser:
             logits = logits.nan_to_num(nan=-1e5, posinf=float("inf"), neginf=float("-inf"))
         greedy = torch.argmax(logits, dim=-1)
         if sampling_info is None or sampling_info.is_all_greedy:
-            return greedy.view(-1, width)
+            # Ranks gather the same logits. Who does not trust their kernels sets SGLang's variable.
+            return (self._first_ranks(greedy) if SYNC_TOKEN_IDS_ACROSS_TP else greedy).view(-1, width)
         per_node = _repeat(sampling_info, width)
         simple = not (per_node.need_top_p_sampling or per_node.need_top_k_sampling or per_node.need_min_p_sampling)
         rows = max(1, _PROBS_BYTES // (4 * logits.shape[1]))
@@ -113,9 +117,14 @@ class TargetChooser:
         ]
         # SGLang turns temperature 0 into top-k 1; a sampler's own tie-break must not decide a greedy request.
         tokens = torch.where(per_node.top_ks == 1, greedy, torch.cat(sampled).to(torch.int64))
-        if self._group.world_size > 1:
-            tokens = self._group.broadcast(tokens, src=0)
-        return tokens.view(-1, width)
+        return self._first_ranks(tokens).view(-1, width)
+
+    def _first_ranks(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The first rank's tokens, on every rank."""
+        if self._group.world_size == 1:
+            return tokens
+        sent: torch.Tensor = self._group.broadcast(tokens, src=0)
+        return sent
 
 
 _PER_REQUEST = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")

@@ -4,11 +4,16 @@
 With these the kernels keep one state a node, each from its parent's. They derive the parents themselves, in one pass
 over the nodes: a parent has to come before its children and siblings in rising order, which is how a `Tree` numbers
 them. Padding is linked from nowhere; the kernels then take the root for its parent, and nobody reads what comes out.
+
+A verify input also says how many rows of a replayed CUDA graph are requests: see `padding_rows`.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 
 def tree_links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,3 +34,25 @@ def tree_links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         torch.where(condition, nodes, width).amin(dim=2) for condition in (child_of, sibling_of)
     )
     return tuple(torch.where(link < width, link, -1).to(torch.int32) for link in (first_child, next_sibling))
+
+
+def padding_rows(counted: Any, rows: int, spec_info: Any) -> Any:
+    """How many rows of a replayed CUDA graph are padding, behind the batch's requests.
+
+    SGLang counts rows as long as the filling, 1. The prefix of a verify step may be one token too: then the last
+    request of the batch, whichever it is, was run without its recurrent state in that step. DFLASH has the same fault,
+    so that every DFLASH verify input is counted here.
+
+    Args:
+        counted: SGLang's own count.
+        rows: Rows of the graph.
+        spec_info: What the forward verifies, or None.
+
+    Returns:
+        The count, int; `counted` as it is for what is no DFLASH or DDTREE verify input, and for one without tokens
+        (a graph's capture, the drafter's block).
+    """
+    tokens = spec_info.draft_token if isinstance(spec_info, DFlashVerifyInput) else None
+    if tokens is None or not tokens.numel():
+        return counted
+    return rows - tokens.numel() // spec_info.draft_token_num

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 #: Backends whose TARGET_VERIFY honours an ancestor mask, as shown by the overlay's own tests. The first is the default.
 TREE_ATTENTION_BACKENDS = ("triton",)
 
+#: Whether a whole engine with recurrent layers was seen to agree with plain decoding on a GPU.
+RECURRENT_LAYERS_RAN = False
+
 
 def reading(server_args: ServerArgs) -> Any:
     """What to read the arguments from while they are being completed."""

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel ranks as processes that talk over gloo: one tree and one text, whatever each would draw alone."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.distributed import get_tp_group, init_distributed_environment, initialize_model_parallel
+from sglang.srt.layers.sampler import Sampler
+from sglang.srt.server_args import set_global_server_args_for_scheduler
+from sglang.srt.speculative.ddtree import targets
+from sglang.srt.speculative.ddtree.accept import accept_paths
+from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.targets import TargetChooser
+from sglang.srt.speculative.ddtree.tree import build_tree
+
+
+HIDDEN, VOCABULARY, BATCH, DEPTH, BUDGET = 16, 96, 3, 4, 12
+TEMPERATURES = torch.tensor([[1.0], [0.8], [1.0]])
+#: The last request is a greedy one.
+TOP_KS = torch.tensor([1 << 30, 20, 1], dtype=torch.int32)
+
+
+def step(rank: int, ranks: int, mode: str) -> dict[str, Any]:
+    """One step of a rank: its share of the head, its own rounding of the hidden states, its own generator."""
+    group = get_tp_group()
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(VOCABULARY, HIDDEN), torch.randn(BATCH * DEPTH, HIDDEN)
+    logits = 2 * torch.randn(BATCH * (BUDGET + 1), VOCABULARY)
+    torch.manual_seed(100 + rank)
+    hidden += 1e-6 * torch.randn_like(hidden)
+    if mode == "ties":  # a kernel that rounds another way on one rank
+        logits[:, 7] = logits[:, 5] = 50.0
+        logits[:, 7] += 1e-3 * (rank % 2)
+    rows = VOCABULARY // ranks
+    indices = SimpleNamespace(
+        num_org_elements=rows, num_org_elements_padded=rows, num_added_elements=0,
+        org_vocab_start_index=rank * rows, added_vocab_start_index=0,
+    )  # fmt: skip
+    head = DraftHead(
+        SimpleNamespace(weight=weight[rank * rows : (rank + 1) * rows], shard_indices=indices), None, group
+    )
+    log_probs, ids = (part.view(BATCH, DEPTH, -1) for part in head.top_log_probs(hidden, BUDGET))
+    tree = build_tree(torch.arange(BATCH), log_probs, ids, BUDGET)
+
+    info = SimpleNamespace(
+        is_all_greedy=mode != "drawn", temperatures=TEMPERATURES, top_ks=TOP_KS, top_ps=torch.ones(BATCH),
+        min_ps=torch.zeros(BATCH), sampling_seed=None, need_top_k_sampling=True, need_top_p_sampling=False,
+        need_min_p_sampling=False,
+    )  # fmt: skip
+    sampler = SimpleNamespace(use_nan_detection=False)
+    sampler._sample_from_probs = Sampler._sample_from_probs.__get__(sampler, Sampler)
+    positions, alone = torch.arange(len(logits)), SimpleNamespace(world_size=1)
+    own = TargetChooser(sampler, alone).choose(logits, info, positions, BUDGET + 1)
+    tokens = TargetChooser(sampler, group).choose(logits, info, positions, BUDGET + 1)
+    accepted = accept_paths(tree, tokens)
+    trees = [getattr(tree, name).tolist() for name in ("tokens", "parents", "ranks", "scores")]
+    return {"own": own.tolist(), "tokens": tokens.tolist(), "trees": trees, "path": accepted.path.tolist()}
+
+
+def rank_process(rank: int, ranks: int, port: int, results: Any) -> None:
+    """One rank in a process of its own, with SGLang's own group."""
+    torch.set_num_threads(1)  # a forked process has no pool of threads
+    try:
+        set_global_server_args_for_scheduler(SimpleNamespace(sampling_backend="pytorch", enable_symm_mem=False))
+        init_distributed_environment(
+            world_size=ranks, rank=rank, local_rank=rank, backend="gloo",
+            distributed_init_method=f"tcp://127.0.0.1:{port}",
+        )  # fmt: skip
+        initialize_model_parallel(tensor_model_parallel_size=ranks, backend="gloo")
+        answers = {mode: step(rank, ranks, mode) for mode in ("drawn", "greedy")}
+        targets.SYNC_TOKEN_IDS_ACROSS_TP = True
+        answers["ties"] = step(rank, ranks, "ties")
+        results.put((rank, answers))
+    except Exception as error:
+        results.put((rank, error))
+        raise
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def answers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What each rank says."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    ranks = [
+        context.Process(target=rank_process, args=(rank, request.param, port, results)) for rank in range(request.param)
+    ]
+    for process in ranks:
+        process.start()
+    try:
+        every = dict(results.get(timeout=120) for _ in ranks)
+    finally:
+        for process in ranks:
+            process.join(20)
+            process.kill()
+    for answer in every.values():
+        assert not isinstance(answer, Exception), answer
+    return [every[rank] for rank in range(request.param)]
+
+
+def test_ranks_build_one_tree(answers: list[dict[str, Any]]) -> None:
+    """Tokens, links and scores to the last bit, though each rank's hidden states are rounded its own way."""
+    for answer in answers:
+        assert answer["drawn"]["trees"] == answers[0]["drawn"]["trees"]
+
+
+def test_ranks_take_the_first_ranks_draws(answers: list[dict[str, Any]]) -> None:
+    """Their generators differ, and so do the tokens they would draw; what they accept does not."""
+    first = answers[0]["drawn"]
+    for answer in answers[1:]:
+        assert answer["drawn"]["own"] != first["own"]
+        assert answer["drawn"]["tokens"] == first["tokens"]
+        assert answer["drawn"]["path"] == first["path"]
+    assert first["own"][2] == first["tokens"][2]  # a greedy request among them
+
+
+def test_greedy_ranks_agree_without_a_broadcast(answers: list[dict[str, Any]]) -> None:
+    """Every rank holds the gathered logits and takes the same best token."""
+    for answer in answers:
+        assert answer["greedy"]["tokens"] == answer["greedy"]["own"] == answers[0]["greedy"]["tokens"]
+
+
+def test_sglangs_variable_keeps_greedy_ranks_together(answers: list[dict[str, Any]]) -> None:
+    """`SYNC_TOKEN_IDS_ACROSS_TP` is for kernels whose results differ between ranks; a tree's tokens obey it too."""
+    first = answers[0]["ties"]
+    assert answers[1]["ties"]["own"] != first["own"]
+    for answer in answers:
+        assert answer["ties"]["tokens"] == first["tokens"]
