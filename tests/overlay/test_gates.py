@@ -20,6 +20,9 @@ def server_args(**changed: object) -> SimpleNamespace:
         "speculative_dflash_block_size": 16,
         "speculative_ddtree_allow_hybrid_unsafe": False,
         "disable_radix_cache": True,
+        "attention_backend": "triton",
+        "prefill_attention_backend": None,
+        "decode_attention_backend": None,
         "page_size": 1,
         "max_running_requests": 48,
         "max_mamba_cache_size": None,
@@ -28,7 +31,6 @@ def server_args(**changed: object) -> SimpleNamespace:
         "linear_attn_prefill_backend": None,
         "mamba_scheduler_strategy": "no_buffer",
         "get_model_config": lambda: SimpleNamespace(vocab_size=151_936),
-        "get_attention_backends": lambda: ("triton", "triton"),
     }
     return SimpleNamespace(**(base | changed))
 
@@ -54,7 +56,8 @@ def model_config(**changed: object) -> SimpleNamespace:
 
 def on(*backends: str) -> SimpleNamespace:
     """Arguments that name a prefill and a decode backend."""
-    return server_args(get_attention_backends=lambda: backends)
+    prefill, decode = backends
+    return server_args(prefill_attention_backend=prefill, decode_attention_backend=decode)
 
 
 def backend(width: int = 65) -> SimpleNamespace:
@@ -113,7 +116,7 @@ def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, ob
         ({"disable_radix_cache": False}, SimpleNamespace(linear_key_head_dim=4), "--disable-radix-cache"),
         ({"page_size": 16}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "with --page-size 16"),
         (
-            {"get_attention_backends": lambda: ("fa3", "triton")},
+            {"prefill_attention_backend": "fa3"},
             SimpleNamespace(linear_key_head_dim=4),
             "other than triton",
         ),

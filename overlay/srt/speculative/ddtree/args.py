@@ -15,7 +15,7 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, check_backends
+from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, backends_of, check_backends
 from sglang.srt.speculative.ddtree.settings import (
     RECURRENT_LAYERS_RAN,
     model_config,
@@ -265,13 +265,11 @@ def hybrid_risk(server_args: ServerArgs, config: object) -> str | None:
     if strategy not in ("auto", "no_buffer"):
         return f"the strategy {strategy} for recurrent states in the prefix cache keeps states that a tree step crosses"
     if not RECURRENT_LAYERS_RAN:
-        return (
-            "GDN kernels are shown to keep a state per node one by one, but in this release not in a whole engine"
-        )
+        return "GDN kernels are shown to keep a state per node one by one, but in this release not in a whole engine"
     settings = {
-        "an attention backend other than triton": set(server_args.get_attention_backends()) != {"triton"},
-        f"--page-size {server_args.page_size}": int(server_args.page_size or 1) > 1,
-        "a prefix cache (no --disable-radix-cache)": not server_args.disable_radix_cache,
+        "an attention backend other than triton": set(backends_of(found)) != {"triton"},
+        f"--page-size {found.page_size}": int(found.page_size or 1) > 1,
+        "a prefix cache (no --disable-radix-cache)": not found.disable_radix_cache,
     }
     unproven = [setting for setting, given in settings.items() if given]
     return f"recurrent layers were not run in a whole engine with {' and '.join(unproven)}" if unproven else None

@@ -46,7 +46,7 @@ def check_backends(server_args: Any) -> None:
     Raises:
         ValueError: The text names the backend, its role, the reason and the supported ones.
     """
-    for role, backend in zip(("prefill", "decode"), _backends(server_args), strict=True):
+    for role, backend in zip(("prefill", "decode"), backends_of(server_args), strict=True):
         if backend not in TREE_ATTENTION_BACKENDS:
             raise ValueError(
                 f"DDTREE cannot verify a tree with the {role} attention backend {backend!r}: "
@@ -62,7 +62,7 @@ def check_attention(model_runner: Any) -> None:
         ValueError: Sliding windows, chunked attention, attention sinks with fa3, or 8-bit KV with an unproven backend.
     """
     window, config = model_runner.sliding_window_size, model_runner.model_config
-    backends = _backends(model_runner.server_args)
+    backends = backends_of(model_runner.server_args)
     if window:
         raise ValueError(
             f"DDTREE does not serve models with sliding-window attention (window {window}): the window would be "
@@ -86,7 +86,7 @@ def check_attention(model_runner: Any) -> None:
         )
 
 
-def _backends(server_args: Any) -> tuple[str | None, str | None]:
+def backends_of(server_args: Any) -> tuple[str | None, str | None]:
     """The backends of prefill and decode, from arguments or from a view of them."""
     both = server_args.attention_backend
     return server_args.prefill_attention_backend or both, server_args.decode_attention_backend or both
