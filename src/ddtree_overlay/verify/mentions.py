@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import ast
 import re
+from bisect import bisect_left, bisect_right
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -34,6 +36,7 @@ _RAISED = ("Error", "Exception", "Warning", "Rejected")
 #: What a file must contain to hold a mention, and so to be part of every snapshot. The algorithm as data is looked for
 #: wherever the algorithm is named.
 WATCHED = re.compile(rf"{_NAMES}|(?:spec|speculative)_algo|{_ENUM}".encode())
+_WATCHED_LINE = re.compile(WATCHED.pattern + rb"|(?:spec|speculative)_alg")
 _WATCHED_NAME = re.compile(_NAMES)
 MODULE = "<module>"
 
@@ -62,18 +65,36 @@ def mentions_in(path: str, data: bytes) -> dict[Place, Mentions]:
     """
     if not WATCHED.search(data):
         return {}
-    collector = _Collector(path)
+    collector = _Collector(path, _watched_lines(data))
     collector.visit(ast.parse(data))
     return collector.found
 
 
+def _watched_lines(data: bytes) -> list[int]:
+    ends = [end.end() for end in re.finditer(rb"\r\n|\r|\n", data)]
+    return [bisect_right(ends, found.start()) + 1 for found in _WATCHED_LINE.finditer(data)]
+
+
 class _Collector(ast.NodeVisitor):
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, watched: Sequence[int]) -> None:
         self.path = path
+        #: The lines on which a mention can stand, in order.
+        self.watched = watched
         self.scope: list[str] = []
         self.found: dict[Place, Mentions] = {}
         #: Whether the code at hand only says something: the arguments of a logger, what is raised or asserted.
         self.speaking = False
+
+    def visit(self, node: ast.AST) -> None:
+        """Leave out what stands on no watched line: nearly everything, which is most of the time this takes."""
+        last = getattr(node, "end_lineno", None)
+        if last is not None:
+            decorators = getattr(node, "decorator_list", ())
+            first = decorators[0].lineno if decorators else getattr(node, "lineno", 0)
+            at = bisect_left(self.watched, first)
+            if at == len(self.watched) or self.watched[at] > last:
+                return
+        super().visit(node)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self._definition("class", node)
