@@ -9,16 +9,24 @@ import sys
 SHOWN = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_dflash_block_size", "attention_backend")
 
 
+def complete(server_args):
+    """The arguments by name, completed as at a start: by making the object, or, in later releases, by asking for it."""
+    if hasattr(server_args, "resolve_once"):
+        server_args.resolve_once()
+        return server_args.resolved_dict()
+    return dataclasses.asdict(server_args)
+
+
 def resolve(arguments, again):
     from sglang.srt.server_args import ServerArgs
 
     try:
-        resolved = ServerArgs(**arguments)
+        found = complete(ServerArgs(**arguments))
         if again is not None:  # the handlers run on their own results
-            resolved = dataclasses.replace(resolved, **again)
+            found = complete(ServerArgs(**arguments | {name: found[name] for name in SHOWN} | again))
     except Exception as error:
         return {"error": f"{type(error).__name__}: {error}"}
-    return {name: getattr(resolved, name) for name in SHOWN}
+    return {name: found[name] for name in SHOWN}
 
 
 def command_line():
@@ -51,7 +59,8 @@ def reported(arguments):
     ServerArgs.add_cli_args(parser)
     flagged = ServerArgs.from_cli_args(parser.parse_args(["--model-path", "dummy"]))
     given = ServerArgs(**arguments, **{field: "mine"})
-    answers = [dataclasses.asdict(a)[field] for a in (flagged, given, pickle.loads(pickle.dumps(given)))]
+    answers = [complete(a)[field] for a in (flagged, given)]
+    answers.append(complete(pickle.loads(pickle.dumps(given)))[field])
     return {"answers": answers, "id": OVERLAY_ID, "flag": f"--{field.replace('_', '-')}" in parser.format_help()}
 
 
