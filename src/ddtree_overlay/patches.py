@@ -25,7 +25,8 @@ def render_patches(base: Mapping[str, bytes], patched: Patched) -> dict[str, byt
     """The folder's files by name. Equal input gives equal bytes: no dates, no machine names."""
     row = release(patched.bundle.release)
     files: dict[str, bytes] = {}
-    for number, edit in enumerate(row.edits, start=1):
+    # Patching has refused a base that lacks an edited file of its release.
+    for number, edit in enumerate((edit for edit in row.edits if edit.path in patched.files), start=1):
         name = f"{number:04d}-{PurePosixPath(edit.path).stem}.patch"
         diff = unified(f"{PACKAGE}/{edit.path}", base[edit.path], patched.files[edit.path], context=0)
         header = _header(edit, row.version, base[edit.path], patched.files[edit.path])

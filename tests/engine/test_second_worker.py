@@ -15,7 +15,23 @@ from tests.engine.test_decode import accept_length, outputs
 
 
 BUDGETS = (3, 16, 63)
+#: Requests that a grammar constrains, one that nothing does between them. SGLang admits them from 0.5.17 on.
+CONSTRAINED = {
+    "input_ids": harness.prompts(0, 1, 3),
+    "sampling_params": [
+        {"temperature": 0, "max_new_tokens": 24, "regex": r"(self|other)\.[a-z_]+\([a-z, ]*\)\n"},
+        {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True},
+        {"temperature": 0, "max_new_tokens": 24, "regex": "[a-z]{3,8}( [a-z]{2,8}){3}[.]"},
+    ],
+}
+#: Requests that ask for the two best tokens of every position. SGLang admits them with DFLASH from 0.5.18 on.
+LOGPROBS = harness.greedy(harness.prompts(0, 1, 3), 24) | {"tops": 2}
 OTHERS = [version for version in harness.SECOND_WORKER if version != harness.SECOND_RELEASE]
+
+
+def has_logprobs(version: str) -> bool:
+    """Whether a release reports log-probabilities with DFLASH."""
+    return int(version.split(".")[2]) >= 18
 
 
 @pytest.fixture(scope="module")
@@ -43,11 +59,13 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
     flows = [{"flow": flow} for flow in FLOWS.values()]
     alone = [harness.alone(flow) for flow in (*FLOWS.values(), TIGHT)]
-    start("plain", site, harness.engine_args(None, **room), [*CALLS, *alone])
+    constrained = {"grammar_backend": "xgrammar"}
+    start("plain", site, harness.engine_args(None, **room | constrained), [*CALLS, *alone, CONSTRAINED, LOGPROBS])
     dflash = harness.engine_args("DFLASH", disable_overlap_schedule=False)
     start("dflash", site, dflash, CALLS, DDTREE_TEST_CHAIN_TRACE=trace("dflash"))
     for budget in BUDGETS:
         start(f"budget-{budget}", site, ddtree(budget), [*CALLS, *flows], SGLANG_DDTREE_TRACE=trace(f"budget-{budget}"))
+    start("constrained", site, ddtree(16, **constrained), [CONSTRAINED])
     chain = ddtree(harness.BLOCK_SIZE - 1, speculative_ddtree_topk_cap=1)
     start("chain", site, chain, CALLS, SGLANG_DDTREE_TRACE=trace("chain"))
     start("one after the other", site, ddtree(16, disable_overlap_schedule=True), [*CALLS, *flows])
@@ -55,7 +73,7 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     start("tight", site, ddtree(24, max_total_tokens=704, chunked_prefill_size=48), [{"flow": TIGHT}])
     for version in OTHERS:
         calls = [*CALLS, *({"flow": FLOWS[name]} for name in RELEASE_FLOWS)]
-        start(version, sites[version], ddtree(7), calls)
+        start(version, sites[version], ddtree(7), [*calls, *([LOGPROBS] if has_logprobs(version) else [])])
     yield engines
     engines.close()
 
@@ -72,7 +90,14 @@ def test_every_composition_equals_plain_decoding(engines: Engines, engine: str, 
 def test_retracted_requests_and_prefill_in_pieces_equal_plain_decoding(engines: Engines) -> None:
     """A request that loses its KV while a step of it is in flight is decoded again to the same text."""
     assert "Retract requests" in engines["tight"]["log"]
-    assert problems(TIGHT, engines["tight"]["calls"][0], engines["plain"]["calls"][-1]) == []
+    assert problems(TIGHT, engines["tight"]["calls"][0], engines["plain"]["calls"][-3]) == []
+
+
+def test_grammars_constrain_every_node(engines: Engines) -> None:
+    """A constrained request ends where plain decoding's does, beside one that is free."""
+    ours, plain = engines["constrained"]["calls"][0], engines["plain"]["calls"][-2]
+    assert ours["output_ids"] == plain["output_ids"]
+    assert [end["type"] for end in ours["finish"]] == ["stop", "length", "stop"]
 
 
 def test_one_choice_a_position_drafts_and_accepts_what_dflash_does(engines: Engines) -> None:
@@ -97,9 +122,21 @@ def test_every_release_equals_plain_decoding(engines: Engines, version: str) -> 
     assert result["server_info"]["version"] == version
     assert outputs(result) == outputs(engines["plain"])
     assert accept_length(result) > 2
-    for name, got in zip(RELEASE_FLOWS, result["calls"][len(CALLS) :], strict=True):
+    flows = result["calls"][len(CALLS) : len(CALLS) + len(RELEASE_FLOWS)]
+    for name, got in zip(RELEASE_FLOWS, flows, strict=True):
         plain = engines["plain"]["calls"][len(CALLS) + list(FLOWS).index(name)]
         assert problems(FLOWS[name], got, plain) == [], name
+
+
+@pytest.mark.parametrize("version", [version for version in OTHERS if has_logprobs(version)])
+def test_logprobs_equal_those_of_plain_decoding(engines: Engines, version: str) -> None:
+    """The two best tokens of every position and their log-probabilities, whichever node they were read at."""
+    ours, plain = (engines[name]["calls"][-1]["tops"] for name in (version, "plain"))
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert [[token for _, token in best] for best in mine] == [[token for _, token in best] for best in theirs]
+        assert [value for best in mine for value, _ in best] == pytest.approx(
+            [value for best in theirs for value, _ in best], abs=1e-4
+        )
 
 
 def test_server_and_requests_tell_the_truth(engines: Engines) -> None:
