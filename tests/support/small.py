@@ -263,6 +263,10 @@ def prepare_graph_buffers(backend, max_bs, max_num_tokens, kv_indices):
     return kv_indices
 
 
+def is_ddtree_on():
+    return True
+
+
 def grow_graph_mask(backend, max_num_tokens):
     return backend.cuda_graph_custom_mask
 
