@@ -24,6 +24,7 @@ from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED, KV_CACHE_MIXIN_STATES
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND
 from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
+from ddtree_overlay.edits.scheduler import SCHEDULER
 from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_WITHOUT_HANDLING
 from ddtree_overlay.edits.server_args_second import (
     FIELDS_SPEC,
@@ -212,7 +213,7 @@ RELEASES = (
     Release("0.5.12", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
     Release("0.5.12.post1", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
     Release("0.5.13", _FIRST_13, sites="0.5.13", variants=("first", "0.5.13")),
-    Release("0.5.14", (*_SECOND_14, *_RUNTIME_14), sites="0.5.14", variants=("second", "early", "0.5.14")),
+    Release("0.5.14", (*_SECOND_14, *_RUNTIME_14, SCHEDULER), sites="0.5.14", variants=("second", "early", "0.5.14")),
     Release("0.5.15", (*_SECOND_14, *_RUNTIME_15), sites="0.5.15", variants=("second", "early", "0.5.15")),
     Release("0.5.16", (*_SECOND_16, *_RUNTIME_16), sites="0.5.16", variants=("second", "early", "0.5.15", "0.5.16")),
     Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=("second", "0.5.17")),

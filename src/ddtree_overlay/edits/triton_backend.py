@@ -89,17 +89,31 @@ TRITON_BACKEND = Edit(
     examples=(EXAMPLE,),
 )
 
+VERIFY_MASK = insert_statements(
+    "TritonAttnBackend.init_cuda_graph_state",
+    After("self._verify_mask = maybe_create_verify_mask(...)"),
+    """\
+from sglang.srt.speculative.ddtree.room import verify_mask_with_room
+
+self._verify_mask = verify_mask_with_room(
+    self._verify_mask, self.num_draft_tokens
+)
+""",
+    reason="A step that runs past a request's end has a prefix longer than the context.",
+)
+
 #: For the releases whose mask has room for the tree itself.
 TRITON_BACKEND_ROOMY = Edit(
     path=TRITON_BACKEND.path,
-    summary="Check that CUDA graphs of a tree's width fit into memory, and keep their KV indices small.",
-    insertions=(GRAPH_BUFFERS,),
+    summary="Check that CUDA graphs of a tree's width fit into memory, and size their buffers for a tree.",
+    insertions=(GRAPH_BUFFERS, VERIFY_MASK),
     examples=(
         Example(
             before="""\
 class TritonAttnBackend:
     def init_cuda_graph_state(self, max_bs, max_num_tokens, kv_indices_buf=None):
         self.cuda_graph_attn_logits = torch.zeros(max_num_tokens)
+        self._verify_mask = maybe_create_verify_mask(max_bs=max_bs)
 """,
             after="""\
 class TritonAttnBackend:
@@ -112,6 +126,12 @@ class TritonAttnBackend:
             )
 
         self.cuda_graph_attn_logits = torch.zeros(max_num_tokens)
+        self._verify_mask = maybe_create_verify_mask(max_bs=max_bs)
+        from sglang.srt.speculative.ddtree.room import verify_mask_with_room
+
+        self._verify_mask = verify_mask_with_room(
+            self._verify_mask, self.num_draft_tokens
+        )
 """,
         ),
     ),

@@ -7,10 +7,11 @@ import logging
 from typing import Any
 
 import torch
-from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, verify_width
+from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, draft_width, verify_width
 from sglang.srt.speculative.ddtree.backends import check_attention
 from sglang.srt.speculative.ddtree.names import is_recurrent
 from sglang.srt.speculative.ddtree.settings import schedule, spec
+from sglang.srt.speculative.ddtree.tree_mask import mask_columns
 
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,8 @@ def prepare_graph_buffers(
     """Check that the CUDA graph buffers of a tree's width fit, and keep the largest of them small.
 
     SGLang gives every verified token of a batch a row of KV indices as long as the context. Tree verify reads one such
-    row a request, for the prefix; at a budget of 64 that is 65 times less. Without DDTREE nothing changes.
+    row a request, for the prefix; at a budget of 64 that is 65 times less. With overlap scheduling a step is launched
+    before the one before it is counted, so a prefix may run a block past the context. Without DDTREE nothing changes.
 
     Args:
         backend: SGLang's Triton attention backend, before its graph buffers are allocated.
@@ -98,7 +100,7 @@ def prepare_graph_buffers(
         kv_indices: The buffer that the caller brought, if any.
 
     Returns:
-        The buffer to use for KV indices, int64 [max_bs * context], or `kv_indices` as it was.
+        The buffer to use for KV indices, int64 [max_bs * (context + block)], or `kv_indices` as it was.
 
     Raises:
         ValueError: The buffers are larger than the free memory; the text names the largest budget that fits.
@@ -107,12 +109,13 @@ def prepare_graph_buffers(
         return kv_indices
     # Per token: partial attention and its logsumexp; a mask row, which exists twice while it grows.
     partials = backend.num_head * backend.max_kv_splits * (backend.v_head_dim + 1) * 4
-    mask = 2 * (backend.max_context_len + backend.num_draft_tokens)
-    fixed = max_bs * backend.max_context_len * 8
+    mask = 2 * mask_columns(backend)
+    slots = max_bs * (backend.max_context_len + draft_width())
+    fixed = slots * 8
     _check_free_memory(max_bs, max_num_tokens, per_token=partials + mask, fixed=fixed)
     if kv_indices is not None:
         return kv_indices
-    return torch.zeros(max_bs * backend.max_context_len, dtype=torch.int64, device=backend.device)
+    return torch.zeros(slots, dtype=torch.int64, device=backend.device)
 
 
 def prepare_flashinfer_buffers(
@@ -158,15 +161,15 @@ def check_flash_attention_buffers(backend: Any, max_bs: int, max_num_tokens: int
 
 
 def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
-    """The graph mask buffer with room for the tree itself, uint8 [max_num_tokens * (context + width)].
+    """The graph mask buffer with room for the tree itself, uint8 [max_num_tokens * `mask_columns`].
 
-    SGLang sizes it for the prefix alone. A full batch at the end of the context needs the verify width on top;
-    copying its mask would fail.
+    SGLang sizes it for the prefix alone. A full batch at the end of the context needs the verify width on top, and with
+    overlap scheduling a block; copying its mask would fail.
     """
     mask: torch.Tensor = backend.cuda_graph_custom_mask
     if not is_ddtree_on():
         return mask
-    return mask.new_zeros(int(max_num_tokens) * (backend.max_context_len + backend.num_draft_tokens))
+    return mask.new_zeros(int(max_num_tokens) * mask_columns(backend))
 
 
 def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_token: int, fixed: int) -> None:

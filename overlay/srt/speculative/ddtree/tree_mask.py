@@ -7,7 +7,19 @@ at most. The places of a mask's bits follow from the lengths on the device; the 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from sglang.srt.speculative.ddtree.args import draft_width
+
+
+def mask_columns(backend: Any) -> int:
+    """Longest row of a mask: the context, the tree, and a block, since a step may be launched before one is counted.
+
+    Args:
+        backend: SGLang's Triton attention backend of the target.
+    """
+    return int(backend.max_context_len) + draft_width() + int(backend.num_draft_tokens)
 
 
 def write_tree_mask(out: torch.Tensor, ancestors: torch.Tensor, prefix_lens: torch.Tensor) -> None:

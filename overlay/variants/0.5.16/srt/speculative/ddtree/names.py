@@ -10,6 +10,7 @@ import torch
 from sglang.srt.configs.hybrid_arch import mambaish_config
 from sglang.srt.environ import envs
 from sglang.srt.speculative.ddtree.args import draft_view
+from sglang.srt.speculative.ddtree.tree_mask import mask_columns
 
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def mask_buffer(attn_backend: Any, batch_size: int) -> torch.Tensor | None:
     mask = getattr(backend, "cuda_graph_custom_mask", None)
     if mask is None:
         return None
-    fits = mask.numel() // (backend.num_draft_tokens * (backend.max_context_len + backend.num_draft_tokens))
+    fits = mask.numel() // (backend.num_draft_tokens * mask_columns(backend))
     return mask if batch_size <= fits else None
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import msgspec
 from sglang.srt.speculative.ddtree.args import draft_width
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.settings import spec
@@ -33,6 +34,22 @@ def row_headroom(extra: int, page_size: int) -> int:
         page_size: Slots of a page.
     """
     return max(extra, reserved_slots(page_size)) if is_ddtree_on() else extra
+
+
+def verify_mask_with_room(mask: Any, width: int) -> Any:
+    """SGLang's `VerifyMask` with rows that hold a prefix a block past the context, or `mask` as it was.
+
+    A step is launched before the one before it is counted, so the last steps of a request may run past its end; the
+    mask would be written behind its buffer.
+
+    Args:
+        mask: As SGLang has made it, for rows of context + width, or None.
+        width: Nodes per request.
+    """
+    if mask is None or not is_ddtree_on():
+        return mask
+    cells = mask.buffer.numel() + mask.max_bs * width * draft_width()
+    return msgspec.structs.replace(mask, buffer=mask.buffer.new_zeros(cells))
 
 
 def longest_request(model_runner: Any, longest: int) -> int:
