@@ -3,8 +3,14 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
 import pytest
 import torch
+from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree.accept import accept_paths
 from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk, verify_mask
@@ -54,3 +60,34 @@ def test_tokens_and_rows_follow_the_path(budget: int) -> None:
         assert tokens[request].tolist() == wanted + [0] * (block_size - len(wanted))
         assert gathered[request, : accepted + 1, 0].tolist() == [request * width + node for node in path]
         assert rows[request].tolist() == [request * width + n for n in path] + [-1] * (rows.shape[1] - len(path))
+
+
+class VerifyMask(msgspec.Struct, frozen=True):
+    """As SGLang 0.5.17 and later have it, but for fields that do not matter here."""
+
+    buffer: torch.Tensor
+    max_bs: int
+
+
+def test_mask_of_a_step_past_the_context_fits_its_buffer() -> None:
+    """A step launched before the last one is counted has a prefix up to a block past the context."""
+    file = Path(__file__).resolve().parents[2] / "overlay/variants/second/srt/speculative/ddtree/room.py"
+    spec = importlib.util.spec_from_file_location("room", file)
+    assert spec is not None
+    assert spec.loader is not None
+    room = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(room)
+    context, block, budget = 32, 6, 16
+    set_global_server_args_for_scheduler(
+        SimpleNamespace(speculative_algorithm="DDTREE", speculative_dflash_block_size=block)
+    )
+    tree = trees(budget)
+    width = tree.tokens.shape[1]
+    made = VerifyMask(torch.zeros(len(PREFIXES) * width * (context + width), dtype=torch.uint8), len(PREFIXES))
+    grown = room.verify_mask_with_room(made, width)
+    prefixes = [context + block] * len(PREFIXES)
+    write_tree_mask(grown.buffer, tree.ancestors, torch.tensor(prefixes))
+    expected = verify_mask(tree, prefixes)
+    assert torch.equal(grown.buffer[: expected.numel()].bool(), expected)
+    assert expected.numel() > made.buffer.numel()
+    assert room.verify_mask_with_room(None, width) is None

@@ -23,7 +23,7 @@ class Scheduler:
             is_cuda() or envs.SGLANG_ENABLE_WAR_BARRIER.get()
         ) and not self.spec_algorithm.is_dflash()
         if self.spec_algorithm.is_ddtree():
-            self._war_barrier_enabled = (
+            self._war_barrier_enabled |= (
                 is_cuda() or envs.SGLANG_ENABLE_WAR_BARRIER.get()
             )
         dispatch_event_loop(self)
@@ -39,7 +39,7 @@ SCHEDULER = Edit(
             After("self._war_barrier_enabled = ..."),
             """\
 if self.spec_algorithm.is_ddtree():
-    self._war_barrier_enabled = (
+    self._war_barrier_enabled |= (
         is_cuda() or envs.SGLANG_ENABLE_WAR_BARRIER.get()
     )
 """,
