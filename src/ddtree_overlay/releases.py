@@ -54,7 +54,8 @@ class Release:
         edits: In the order of the review patches.
         sites: Name of the table in `sites/` that classifies every DFLASH site of the release.
         variants: Folders below `overlay/variants/` with the modules that not every release has; of two modules at one
-            path, that of the later folder counts. The worker's generation comes first, this release's own names last.
+            path, that of the later folder counts. The worker's generation comes first, then every release of it, up to
+            this one, that does something differently.
     """
 
     version: str
@@ -65,6 +66,13 @@ class Release:
     def edit(self, path: str) -> Edit | None:
         """The edit of the file at `path`, or None."""
         return next((e for e in self.edits if e.path == path), None)
+
+
+def _changed(edits: tuple[Edit, ...], others: dict[Edit, Edit]) -> tuple[Edit, ...]:
+    """The same edits in the same order, with others in the place of some."""
+    missing = [edit.path for edit in others if edit not in edits]
+    assert not missing, missing
+    return tuple(others.get(edit, edit) for edit in edits)
 
 
 #: The first generation of DFLASH workers, without overlap scheduling: 0.5.11 to 0.5.13.
@@ -120,15 +128,7 @@ _SECOND_16 = (
     KV_CACHE_CONFIGURATOR,
     TOKENIZER_MANAGER,
 )
-_SECOND_17 = (
-    SPEC_INFO_PER_REQUEST,
-    SERVER_ARGS_PUBLISHED,
-    SPECULATIVE_HOOK_SECOND,
-    SPEC_UTILS,
-    MODEL_RUNNER_SECOND,
-    KV_CACHE_CONFIGURATOR,
-    TOKENIZER_MANAGER,
-)
+_SECOND_17 = _changed(_SECOND_16, {SERVER_ARGS_DERIVED: SERVER_ARGS_PUBLISHED})
 _SECOND_18 = (
     SPEC_INFO_PER_REQUEST,
     SERVER_ARGS_PUBLISHED,
@@ -171,58 +171,39 @@ _RUNTIME_14 = (
     ALLOCATION_SIZING_COMMON,
     TP_WORKER,
 )
-_RUNTIME_15 = (
-    DFLASH_WORKER_V2_PLAIN,
-    DFLASH_INFO_V2,
-    DFLASH_INFO,
-    DFLASH_UTILS_SECOND,
-    TRITON_BACKEND,
-    ALLOCATION_SIZING_COMMON,
-    TP_WORKER,
-)
-_RUNTIME_16 = (
-    DFLASH_WORKER_V2_PLAIN,
-    DFLASH_INFO_V2,
-    DFLASH_INFO_PER_REQUEST,
-    DFLASH_UTILS_SECOND,
-    TRITON_BACKEND,
-    ALLOCATION_SIZING,
-    TP_WORKER,
-)
-_RUNTIME_17 = (
-    DFLASH_WORKER_V2,
-    DFLASH_INFO_V2,
-    DFLASH_INFO_PER_REQUEST,
-    DFLASH_UTILS_SECOND,
-    TRITON_BACKEND_ROOMY,
-    ALLOCATION_SIZING,
-    TP_WORKER,
-)
-_RUNTIME_18 = (
-    DFLASH_WORKER_V2,
-    DFLASH_INFO_V2,
-    DFLASH_INFO_PER_REQUEST,
-    DFLASH_UTILS_SECOND,
-    TRITON_BACKEND_ROOMY,
-    ALLOCATION_SIZING_PUBLISHED,
-    TP_WORKER,
-)
+_RUNTIME_15 = _changed(_RUNTIME_14, {DFLASH_WORKER_V2_FIRST: DFLASH_WORKER_V2_PLAIN})
+_RUNTIME_16 = _changed(_RUNTIME_15, {DFLASH_INFO: DFLASH_INFO_PER_REQUEST, ALLOCATION_SIZING_COMMON: ALLOCATION_SIZING})
+_RUNTIME_17 = _changed(_RUNTIME_16, {DFLASH_WORKER_V2_PLAIN: DFLASH_WORKER_V2, TRITON_BACKEND: TRITON_BACKEND_ROOMY})
+_RUNTIME_18 = _changed(_RUNTIME_17, {ALLOCATION_SIZING: ALLOCATION_SIZING_PUBLISHED})
+
+#: Whose modules lie over each other: a generation's first form, then each release that does something differently.
+_LAID_11 = ("first",)
+_LAID_12 = (*_LAID_11, "0.5.12")
+_LAID_13 = (*_LAID_12, "0.5.13")
+_LAID_14 = ("second",)
+_LAID_15 = (*_LAID_14, "0.5.15")
+_LAID_16 = (*_LAID_15, "0.5.16")
+_LAID_17 = (*_LAID_16, "0.5.17")
+_LAID_18 = (*_LAID_17, "0.5.18")
+_LAID_19 = (*_LAID_18, "0.5.19")
+_LAID_20 = (*_LAID_19, "0.5.20")
+_LAID_22 = (*_LAID_20, "0.5.22")
 
 RELEASES = (
-    Release("0.5.11", _FIRST, sites="0.5.11", variants=("first", "0.5.11")),
-    Release("0.5.12", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
-    Release("0.5.12.post1", _FIRST, sites="0.5.12", variants=("first", "0.5.12")),
-    Release("0.5.13", _FIRST_13, sites="0.5.13", variants=("first", "0.5.13")),
-    Release("0.5.14", (*_SECOND_14, *_RUNTIME_14, SCHEDULER), sites="0.5.14", variants=("second", "early", "0.5.14")),
-    Release("0.5.15", (*_SECOND_14, *_RUNTIME_15), sites="0.5.15", variants=("second", "early", "0.5.15")),
-    Release("0.5.16", (*_SECOND_16, *_RUNTIME_16), sites="0.5.16", variants=("second", "early", "0.5.15", "0.5.16")),
-    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=("second", "0.5.17")),
-    Release("0.5.18", (*_SECOND_18, *_RUNTIME_18), sites="0.5.18", variants=("second", "0.5.17", "0.5.18")),
-    Release("0.5.19", (*_SECOND_19, *_RUNTIME_18), sites="0.5.19", variants=("second", "0.5.19")),
-    Release("0.5.20", (*_SECOND_20, *_RUNTIME_18), sites="0.5.20", variants=("second", "0.5.19", "0.5.20")),
-    Release("0.5.21", (*_SECOND_20, *_RUNTIME_18), sites="0.5.21", variants=("second", "0.5.19", "0.5.20")),
-    Release("0.5.22", (*_SECOND_20, *_RUNTIME_18), sites="0.5.22", variants=("second", "0.5.19", "0.5.22")),
-    Release("0.5.23", (*_SECOND_20, *_RUNTIME_18), sites="0.5.23", variants=("second", "0.5.19", "0.5.22")),
+    Release("0.5.11", _FIRST, sites="0.5.11", variants=_LAID_11),
+    Release("0.5.12", _FIRST, sites="0.5.12", variants=_LAID_12),
+    Release("0.5.12.post1", _FIRST, sites="0.5.12", variants=_LAID_12),
+    Release("0.5.13", _FIRST_13, sites="0.5.13", variants=_LAID_13),
+    Release("0.5.14", (*_SECOND_14, *_RUNTIME_14, SCHEDULER), sites="0.5.14", variants=_LAID_14),
+    Release("0.5.15", (*_SECOND_14, *_RUNTIME_15), sites="0.5.15", variants=_LAID_15),
+    Release("0.5.16", (*_SECOND_16, *_RUNTIME_16), sites="0.5.16", variants=_LAID_16),
+    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=_LAID_17),
+    Release("0.5.18", (*_SECOND_18, *_RUNTIME_18), sites="0.5.18", variants=_LAID_18),
+    Release("0.5.19", (*_SECOND_19, *_RUNTIME_18), sites="0.5.19", variants=_LAID_19),
+    Release("0.5.20", (*_SECOND_20, *_RUNTIME_18), sites="0.5.20", variants=_LAID_20),
+    Release("0.5.21", (*_SECOND_20, *_RUNTIME_18), sites="0.5.21", variants=_LAID_20),
+    Release("0.5.22", (*_SECOND_20, *_RUNTIME_18), sites="0.5.22", variants=_LAID_22),
+    Release("0.5.23", (*_SECOND_20, *_RUNTIME_18), sites="0.5.23", variants=_LAID_22),
 )
 
 #: Releases whose edits fit, but whose runtime or sites are not complete: nothing is built for them.

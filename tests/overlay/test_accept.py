@@ -12,7 +12,7 @@ from sglang.srt.layers.sampler import Sampler
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import targets
 from sglang.srt.speculative.ddtree.accept import accept_paths
-from sglang.srt.speculative.ddtree.names import replaces_nan
+from sglang.srt.speculative.ddtree.nan_logits import replaces_nan
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
 

@@ -35,8 +35,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import kv_move
+from sglang.srt.speculative.ddtree.finishing import finish_if_due
 from sglang.srt.speculative.ddtree.move_kernel import move_rows
-from sglang.srt.speculative.ddtree.names import finish_if_due
 from sglang.srt.speculative.ddtree.tree import build_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput
 

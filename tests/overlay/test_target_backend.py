@@ -11,7 +11,7 @@ from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.speculative.ddtree import target_backend
-from sglang.srt.speculative.ddtree.settings import TREE_ATTENTION_BACKENDS
+from sglang.srt.speculative.ddtree.proven import TREE_ATTENTION_BACKENDS
 
 
 class SubclassOfTriton(TritonAttnBackend):

@@ -171,7 +171,7 @@ def test_the_real_overlay_is_found_and_parses(version: str):
     """Modules by the path they land at, all of it Python that every target can read."""
     modules = load_overlay(version)
 
-    assert {"srt/speculative/ddtree/args.py", "srt/speculative/ddtree/names.py"} <= set(modules)
+    assert {"srt/speculative/ddtree/args.py", "srt/speculative/ddtree/proven.py"} <= set(modules)
     for path, data in modules.items():
         assert path.startswith("srt/")
         ast.parse(data, path, feature_version=(3, 10))
@@ -187,7 +187,7 @@ def test_snapshot_taken_before_the_release_is_known_holds_what_any_needs():
 def test_later_variant_lies_over_the_earlier_one():
     """A release's own module takes the place of the one that its generation has."""
     first, second = KNOWN[0], KNOWN[-1]
-    path = "srt/speculative/ddtree/settings.py"
+    path = "srt/speculative/ddtree/proven.py"
     own, other = modules_of(first)[path], modules_of(second)[path]
 
     assert own != other

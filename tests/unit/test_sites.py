@@ -159,7 +159,7 @@ def check_model(server_args):
 def finish(server_args):
     return check_features(server_args)
 """,
-    "srt/speculative/ddtree/settings.py": b'TREE_ATTENTION_BACKENDS = ("triton", "fa3")\n',
+    "srt/speculative/ddtree/proven.py": b'TREE_ATTENTION_BACKENDS = ("triton", "fa3")\n',
     "srt/hook.py": b"""\
 class Hook:
     def refuse(self):

@@ -6,7 +6,7 @@ A row's `by` names
 - an edit: `PATH SCOPE`, where the release's edit of that file has an insertion in that scope;
 - a gate of the overlay: `MODULE.NAME`, a function or constant of `srt/speculative/ddtree/MODULE.py` that something else
   of the overlay uses; with an entry behind it (`args._WHY_NOT fa3`), a string that the definition holds;
-- an attention backend that no target may have: `backend NAME`, as long as `settings.TREE_ATTENTION_BACKENDS` lacks it;
+- an attention backend that no target may have: `backend NAME`, as long as `proven.TREE_ATTENTION_BACKENDS` lacks it;
 - a gate of SGLang itself: `sglang PATH SCOPE`, a function that the release has.
 """
 
@@ -64,7 +64,7 @@ def _gate_problem(by: str, files: Mapping[str, bytes]) -> str | None:
             return f"{path} is not in the snapshot"
         return None if scope in set(_scopes(ast.parse(files[path]).body, "")) else "SGLang has no such function"
     if name == "backend":
-        admitted = _definition(ast.parse(files.get(f"{_FOLDER}/settings.py", b"")), "TREE_ATTENTION_BACKENDS")
+        admitted = _definition(ast.parse(files.get(f"{_FOLDER}/proven.py", b"")), "TREE_ATTENTION_BACKENDS")
         return f"targets may have {entry}" if admitted is None or entry in _strings(admitted) else None
     module, _, name = name.partition(".")
     path = f"{_FOLDER}/{module}.py"

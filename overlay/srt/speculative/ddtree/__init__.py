@@ -19,8 +19,16 @@
     grammar       the second worker: what each node's next token may be
     room          the second worker: slots, columns and lengths for what is reserved ahead
     requests      the second worker: requests that a tree does not serve
-    settings      how arguments are read and set while SGLang completes them (one variant a generation)
-    names         what this release calls what every release has (one variant a release)
+    settings      how arguments are read and set while SGLang completes them
+    published     the arguments of this process, once they are complete
+    proven        what was seen to agree with plain decoding (one variant a generation)
+    model_facts   what is known of the target before it is loaded
+    recurrent     which models have recurrent layers; `cached_states`: how the prefix cache keeps their states
+    drawing       how the engine's sampler draws; `nan_logits`: what plain decoding does with NaN
+    finishing     the first worker: when a request is finished; `counting`, `recurrent_commit`: what else it calls by
+                  other names in other releases
+    draft_scope   the second worker: where the draft is built; `draft_arguments`, `draft_state`, `reserved`, `plans`,
+                  `mask_buffers`, `logprobs`: what else is done otherwise in other releases
     overlay_id    which overlay this is; made by `ddtree-overlay patch`
     trace         a JSON line per verified tree, for tests and debugging
 

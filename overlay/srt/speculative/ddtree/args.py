@@ -16,15 +16,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, backends_of, check_backends
-from sglang.srt.speculative.ddtree.settings import (
-    RECURRENT_LAYERS_RAN,
-    model_config,
-    reading,
-    recurrent_strategy,
-    settle,
-    spec,
-    uses_mla,
-)
+from sglang.srt.speculative.ddtree.cached_states import recurrent_strategy
+from sglang.srt.speculative.ddtree.model_facts import model_config, uses_mla
+from sglang.srt.speculative.ddtree.proven import RECURRENT_LAYERS_RAN
+from sglang.srt.speculative.ddtree.published import spec
+from sglang.srt.speculative.ddtree.settings import reading, settle
 
 
 if TYPE_CHECKING:
@@ -193,7 +189,7 @@ def verify_width(server_args: Any) -> int:
     """Tokens that the target verifies per request and step: the root and `budget` draft nodes.
 
     Args:
-        server_args: The arguments, or whatever shows the speculative ones (`settings.spec`).
+        server_args: The arguments, or whatever shows the speculative ones (`published.spec`).
     """
     return int(server_args.speculative_ddtree_budget) + 1
 
@@ -202,7 +198,7 @@ def largest_width(server_args: Any) -> int:
     """The most tokens that a step writes per request: the draft block or the tree, whichever is wider.
 
     Args:
-        server_args: The arguments, or whatever shows the speculative ones (`settings.spec`).
+        server_args: The arguments, or whatever shows the speculative ones (`published.spec`).
     """
     block_size = server_args.speculative_dflash_block_size
     return max(int(server_args.speculative_num_draft_tokens), 0 if block_size is None else int(block_size))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang.srt.speculative.ddtree.settings import TREE_ATTENTION_BACKENDS
+from sglang.srt.speculative.ddtree.proven import TREE_ATTENTION_BACKENDS
 
 
 #: The ones of them that were proven with KV stored in 8 bits.

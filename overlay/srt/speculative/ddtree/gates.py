@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, draft_width, verify_width
 from sglang.srt.speculative.ddtree.backends import check_attention
-from sglang.srt.speculative.ddtree.names import is_recurrent
-from sglang.srt.speculative.ddtree.settings import schedule, spec
+from sglang.srt.speculative.ddtree.published import schedule, spec
+from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
 
 

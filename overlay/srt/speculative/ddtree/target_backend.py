@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.speculative.ddtree.settings import TREE_ATTENTION_BACKENDS
+from sglang.srt.speculative.ddtree.proven import TREE_ATTENTION_BACKENDS
 
 
 #: The classes behind TREE_ATTENTION_BACKENDS, by name and exactly: a subclass may do something else.

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from sglang.srt.layers.sampler import SYNC_TOKEN_IDS_ACROSS_TP, apply_custom_logit_processor
-from sglang.srt.speculative.ddtree.names import draw, replaces_nan
+from sglang.srt.speculative.ddtree.drawing import draw
+from sglang.srt.speculative.ddtree.nan_logits import replaces_nan
 
 
 #: Most bytes of probabilities held at once while sampling.

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
+from sglang.srt.speculative.ddtree.counting import count_step
+from sglang.srt.speculative.ddtree.finishing import finish_if_due
 from sglang.srt.speculative.ddtree.kv_move import move_to_front
-from sglang.srt.speculative.ddtree.names import count_step, finish_if_due
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots, roots_only
 from sglang.srt.speculative.ddtree.trace import trace_step
 from sglang.srt.speculative.ddtree.tree import Tree, verify_mask

@@ -17,7 +17,8 @@ from sglang.srt.speculative.ddtree.args import draft_view, verify_width
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
-from sglang.srt.speculative.ddtree.names import commit_recurrent_state
+from sglang.srt.speculative.ddtree.recurrent import is_recurrent
+from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.topology import tree_links
@@ -61,7 +62,7 @@ class DDTreeWorker(DFlashWorker):
         check_target(target_worker.model_runner)
         page_size, pool = int(server_args.page_size), target_worker.model_runner.token_to_kv_pool
         self._moving_pool = movable_pool(pool, page_size) if page_size > 1 else None
-        self._is_recurrent = target_worker.model_runner.mambaish_config is not None
+        self._is_recurrent = is_recurrent(target_worker.model_runner)
         limit_request_length(target_worker)
         super().__init__(server_args=draft_view(server_args), target_worker=target_worker, **kwargs)
         self.budget = int(server_args.speculative_ddtree_budget)

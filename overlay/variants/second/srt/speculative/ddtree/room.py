@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from sglang.srt.speculative.ddtree.args import draft_width
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
-from sglang.srt.speculative.ddtree.settings import spec
+from sglang.srt.speculative.ddtree.published import spec
 
 
 logger = logging.getLogger(__name__)

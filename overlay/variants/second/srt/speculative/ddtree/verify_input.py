@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.speculative.ddtree.names import mask_buffer, plan_fields, reserved_lens
+from sglang.srt.speculative.ddtree.mask_buffers import mask_buffer
+from sglang.srt.speculative.ddtree.plans import plan_fields
+from sglang.srt.speculative.ddtree.reserved import reserved_lens
 from sglang.srt.speculative.ddtree.topology import tree_links
 from sglang.srt.speculative.ddtree.tree import Tree
 from sglang.srt.speculative.ddtree.tree_mask import write_tree_mask
@@ -49,18 +51,20 @@ def prepare_verify(
     *,
     positions: torch.Tensor,
     slots: torch.Tensor,
+    is_recurrent: bool,
 ) -> ForwardBatch:
     """The target's verify batch, its attention metadata written already.
 
     Args:
         positions: Position of each node, int64 [bs * W].
         slots: Slot of each node, int64 [bs, W].
+        is_recurrent: Whether the target has recurrent layers, which read the tree's links.
     """
     lens, total = reserved_lens(draft_input)
     width = slots.shape[1]
     # Recurrent layers read the tree's shape from every verify input; never a chain now and a tree then, since a CUDA
     # graph is captured for one of them.
-    first_child, next_sibling = tree_links(tree.parents)
+    first_child, next_sibling = tree_links(tree.parents) if is_recurrent else (None, None)
     verify_input = DDTreeVerifyInput(
         draft_token=tree.tokens.reshape(-1),
         positions=positions,

@@ -20,13 +20,17 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
 from sglang.srt.speculative.ddtree.args import draft_width, verify_width
 from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
+from sglang.srt.speculative.ddtree.draft_arguments import draft_arguments
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.draft_scope import draft_scope
+from sglang.srt.speculative.ddtree.draft_state import next_draft_input
 from sglang.srt.speculative.ddtree.gates import check_model_runner
 from sglang.srt.speculative.ddtree.grammar import node_grammar
 from sglang.srt.speculative.ddtree.kv_move import movable_pool, move_to_front
-from sglang.srt.speculative.ddtree.names import add_logprobs, draft_arguments, draft_scope, next_draft_input
+from sglang.srt.speculative.ddtree.logprobs import add_logprobs
 from sglang.srt.speculative.ddtree.penalties import root_penalties
-from sglang.srt.speculative.ddtree.settings import spec
+from sglang.srt.speculative.ddtree.published import spec
+from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_without_penalties, roots_only
 from sglang.srt.speculative.ddtree.trace import is_tracing, trace_step
@@ -74,6 +78,7 @@ class DDTreeWorker(DFlashWorkerV2):
         model = self.model_runner.model
         lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
         self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
+        self._is_recurrent = is_recurrent(self.model_runner)
         self._is_first_rank = get_tp_group().rank_in_group == 0
         # DFLASH's note on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
@@ -156,7 +161,15 @@ class DDTreeWorker(DFlashWorkerV2):
         slots = verify_slots(self.model_runner.req_to_token_pool.req_to_token, batch, self.width)
         penalties = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs)
         grammar = node_grammar(batch, tree)
-        verify_batch = prepare_verify(batch, self.target_worker, draft_input, tree, positions=positions, slots=slots)
+        verify_batch = prepare_verify(
+            batch,
+            self.target_worker,
+            draft_input,
+            tree,
+            positions=positions,
+            slots=slots,
+            is_recurrent=self._is_recurrent,
+        )
 
         output = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=verify_batch, is_verify=True, skip_attn_backend_init=True

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The batch's draft state between two steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
+    from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
+
+
+def next_draft_input(
+    worker: DFlashWorkerV2, draft_input: DFlashDraftInputV2, bonus: torch.Tensor, new_seq_lens: torch.Tensor
+) -> DFlashDraftInputV2:
+    """The batch's draft state after a step. The scheduler waits for its event before it writes what a step reads."""
+    state = worker._make_next_draft_input_decode(
+        verified_id=bonus,
+        new_seq_lens=new_seq_lens,
+        cur_allocated_seq_lens_cpu=draft_input.reserved_seq_lens_cpu,
+    )
+    state.verify_done = torch.get_device_module(bonus.device).Event()
+    state.verify_done.record()
+    return state
