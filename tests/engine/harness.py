@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from tests.engine import warm
+
 from ddtree_overlay.releases import RELEASES
 
 
@@ -37,6 +39,14 @@ BLOCK_SIZE = 8
 DECODE_TIMEOUT = 420
 #: Environment of an engine that runs SGLang's own Triton kernels.
 TRITON = {"DDTREE_TEST_REFERENCE_KERNELS": ""}
+#: Variables that are read when they matter, not at import.
+LATE = {
+    "SGLANG_DDTREE_TRACE",
+    "DDTREE_TEST_CHAIN_TRACE",
+    "DDTREE_TEST_KEEP_DTYPE",
+    "DDTREE_TEST_KV_TRACE",
+    "DDTREE_TEST_RANK_TRACE",
+}
 
 
 def prompts(*indices: int) -> list[list[int]]:
@@ -72,9 +82,15 @@ def patched_site(wheel: Path, site: Path) -> Path:
     return site
 
 
+def copied_site(site: Path, copy: Path) -> Path:
+    """A copy of a site without its bytecode: what is changed next must not be taken for what was compiled before."""
+    shutil.copytree(site, copy, ignore=shutil.ignore_patterns("__pycache__"))
+    return copy
+
+
 def broken_site(site: Path, copy: Path, path: str, before: str, after: str) -> Path:
     """A copy of a patched site with one piece of the overlay broken on purpose."""
-    shutil.copytree(site, copy)
+    copied_site(site, copy)
     file = copy / "sglang/srt/speculative/ddtree" / path
     text = file.read_text()
     assert text.count(before) == 1, f"{path} holds the piece to break {text.count(before)} times"
@@ -113,7 +129,6 @@ def engine_environment(site: Path, **extra: str) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "SGLANG", "TRITON", "DDTREE"))}
     return kept | {
         "PYTHONPATH": f"{PROJECT / 'tests/engine/standins'}:{site}",
-        "PYTHONDONTWRITEBYTECODE": "1",
         "SGLANG_USE_CPU_ENGINE": "1",
         "DDTREE_TEST_REFERENCE_KERNELS": "1",
         # The second worker's releases refuse DFLASH on a CPU; the first worker's have nothing that this changes.
@@ -134,26 +149,49 @@ def python_of(site: Path) -> Path:
 
 
 def decode(
-    site: Path, args: Mapping[str, Any], calls: list[dict[str, Any]], folder: Path, **environment: str
+    site: Path,
+    args: Mapping[str, Any],
+    calls: list[dict[str, Any]],
+    folder: Path,
+    *,
+    cold: bool = False,
+    **environment: str,
 ) -> dict[str, Any]:
-    """Start an engine, run `calls`, and return what `scripts/engine_job` reports, with its log under `log`."""
+    """Start an engine, run `calls`, and return what `scripts/engine_job` reports, with its log under `log`.
+
+    Args:
+        site: A patched SGLang.
+        args: Of the engine.
+        calls: See `scripts/engine_job`.
+        folder: Gets the job's files.
+        cold: Start the engine's processes as SGLang does, by spawning them; those with a variable that is read at
+            import always start so. All others are forked from a process that has imported SGLang already.
+        environment: More variables.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
     job.write_text(json.dumps({"engine": dict(args), "calls": calls}))
-    if args.get("attention_backend") == "triton":
-        environment |= {"TRITON_INTERPRET": "1"}
     if args.get("speculative_algorithm") == "DFLASH":
         environment |= {"DDTREE_TEST_KEEP_DTYPE": "1"}
-    command = [str(python_of(site)), str(PROJECT / "scripts/engine_job"), str(job), str(result)]
-    with log.open("w") as out:
-        subprocess.run(
-            command,
-            env=engine_environment(site, **environment),
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            timeout=DECODE_TIMEOUT,
-            check=False,
-        )
+    command = [str(PROJECT / "scripts/engine_job"), str(job), str(result)]
+    if cold or not environment.keys() <= LATE:
+        if args.get("attention_backend") == "triton":
+            environment |= {"TRITON_INTERPRET": "1"}
+        with log.open("w") as out:
+            subprocess.run(
+                [python_of(site), *command],
+                env=engine_environment(site, **environment),
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=DECODE_TIMEOUT,
+                check=False,
+            )
+    else:
+        base = engine_environment(site, TRITON_INTERPRET="1")
+        try:
+            warm.run(python_of(site), base, command, environment=environment, log=log, timeout=DECODE_TIMEOUT)
+        except warm.WarmError as error:
+            raise EngineError(str(error)) from error
     text = log.read_text()
     if not result.exists():
         raise EngineError("\n".join(text.splitlines()[-40:]))

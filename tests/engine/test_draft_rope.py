@@ -7,7 +7,6 @@ SGLang, so that the checkpoint is one of another base than the default.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ HANDLED, IGNORED = 'if getattr(config, "rope_parameters", None) is None:', "if T
 
 def moved(site: Path, copy: Path) -> Path:
     """A patched SGLang whose drafter takes another base where it finds none."""
-    shutil.copytree(site, copy)
+    harness.copied_site(site, copy)
     text = (copy / DRAFTER).read_text()
     assert text.count(FALLBACK) == 1
     (copy / DRAFTER).write_text(text.replace(FALLBACK, MOVED))

@@ -8,7 +8,8 @@ JSON line per DFLASH verify step with the drafted chain of each request. `DDTREE
 of a step's Triton kernels (see `reference_kernels`). `DDTREE_TEST_KV_TRACE`: a file that gets a JSON line per request
 that leaves the engine, with its text and the KV of every committed token. `DDTREE_TEST_RANK_TRACE`: a file a
 tensor-parallel rank with what it verified. `--enable-deterministic-inference` starts without kernels that only a GPU
-has.
+has. The variables of traces and `DDTREE_TEST_KEEP_DTYPE` are looked up when they matter, not at import: a forked job
+brings its own (see `warm_server.py`).
 """
 
 import importlib.abc
@@ -21,11 +22,12 @@ import sys
 CHAIN_MODULE = "sglang.srt.speculative.dflash_info"
 
 
-def _trace_chains(module, target):
+def _trace_chains(module):
     plain = module.DFlashVerifyInput.prepare_for_verify
 
     def prepare_for_verify(self, batch, page_size, **kwargs):
-        if type(self) is module.DFlashVerifyInput:
+        target = os.environ.get("DDTREE_TEST_CHAIN_TRACE")
+        if target and type(self) is module.DFlashVerifyInput:
             chains = self.draft_token.view(len(batch.reqs), self.draft_token_num).tolist()
             with open(target, "a") as out:
                 for req, length, tokens in zip(batch.reqs, batch.seq_lens.tolist(), chains):
@@ -35,13 +37,14 @@ def _trace_chains(module, target):
     module.DFlashVerifyInput.prepare_for_verify = prepare_for_verify
 
 
-def _trace_kv(module, target):
+def _trace_kv(module):
     import torch
 
     plain = module.release_kv_cache
 
     def release_kv_cache(req, tree_cache, *args, **kwargs):
-        if req.req_pool_idx is not None:
+        target = os.environ.get("DDTREE_TEST_KV_TRACE")
+        if target and req.req_pool_idx is not None:
             slots = tree_cache.req_to_token_pool.req_to_token[req.req_pool_idx, : req.kv_committed_len].long()
             pool = tree_cache.token_to_kv_pool_allocator.get_kvcache()
             layers = range(pool.start_layer, pool.start_layer + pool.layer_num)
@@ -54,8 +57,8 @@ def _trace_kv(module, target):
     module.release_kv_cache = release_kv_cache
 
 
-def _trace_ranks(module, target):
-    """A JSON line a verify step in `target`.RANK: trees and what came of them. Ranks draw from generators of their own.
+def _trace_ranks(module):
+    """A JSON line a verify step in a file a rank: trees and what came of them. Ranks draw from generators of their own.
 
     SGLang seeds every rank alike, so that an engine whose ranks draw for themselves can seem to agree.
     """
@@ -64,6 +67,9 @@ def _trace_ranks(module, target):
     plain = module.DDTreeVerifyInput.verify
 
     def verify(self, **words):
+        target = os.environ.get("DDTREE_TEST_RANK_TRACE")
+        if not target:
+            return plain(self, **words)
         rank = torch.distributed.get_rank()
         torch.manual_seed(1_000_000 * (rank + 1) + int(words["batch"].seq_lens_sum))
         current, commit_lens, hidden, accepted = plain(self, **words)
@@ -104,13 +110,30 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._change(module)
 
 
-if os.environ.get("DDTREE_TEST_KEEP_DTYPE"):
-    try:
-        import torch
-    except ImportError:
-        pass
-    else:
-        torch.Tensor.bfloat16 = lambda self: self
+def _view_into(target, variable, wrap):
+    """Wrap a function of a module; a release without it matters only where the variable asks for it."""
+
+    def change(module):
+        try:
+            wrap(module)
+        except AttributeError:
+            if os.environ.get(variable):
+                raise
+
+    sys.meta_path.insert(0, _AfterImport(target, change))
+
+
+try:
+    import torch
+except ImportError:
+    pass
+else:
+    _bfloat16 = torch.Tensor.bfloat16
+    torch.Tensor.bfloat16 = lambda self: self if os.environ.get("DDTREE_TEST_KEEP_DTYPE") else _bfloat16(self)
+
+_view_into(CHAIN_MODULE, "DDTREE_TEST_CHAIN_TRACE", _trace_chains)
+_view_into("sglang.srt.mem_cache.common", "DDTREE_TEST_KV_TRACE", _trace_kv)
+_view_into("sglang.srt.speculative.ddtree.verify_input", "DDTREE_TEST_RANK_TRACE", _trace_ranks)
 
 if os.environ.get("DDTREE_TEST_ANY_DEVICE"):
 
@@ -151,10 +174,6 @@ if os.environ.get("DDTREE_TEST_ANY_DEVICE"):
 
     sys.meta_path.insert(0, _AfterImport("sglang.srt.speculative.dflash_worker_v2", _stay))
 
-if os.environ.get("DDTREE_TEST_CHAIN_TRACE"):
-    chain_trace = os.environ["DDTREE_TEST_CHAIN_TRACE"]
-    sys.meta_path.insert(0, _AfterImport(CHAIN_MODULE, lambda module: _trace_chains(module, chain_trace)))
-
 if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
 
     def _use_reference(module):
@@ -169,13 +188,4 @@ if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
     for _module in PLACES:
         sys.meta_path.insert(0, _AfterImport(f"sglang.{_module}", _use_reference))
 
-if os.environ.get("DDTREE_TEST_KV_TRACE"):
-    kv_trace = os.environ["DDTREE_TEST_KV_TRACE"]
-    sys.meta_path.insert(0, _AfterImport("sglang.srt.mem_cache.common", lambda module: _trace_kv(module, kv_trace)))
-
 sys.meta_path.insert(0, _AfterImport("sglang.srt.batch_invariant_ops", _without_batch_invariant_kernels))
-
-if os.environ.get("DDTREE_TEST_RANK_TRACE"):
-    rank_trace = os.environ["DDTREE_TEST_RANK_TRACE"]
-    _ranks = _AfterImport("sglang.srt.speculative.ddtree.verify_input", lambda module: _trace_ranks(module, rank_trace))
-    sys.meta_path.insert(0, _ranks)
