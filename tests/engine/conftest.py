@@ -27,14 +27,14 @@ RELEASE_FLOWS = ("joining and leaving", "penalised among others", "stop strings 
 #: One piece of the overlay broken on purpose: file, what it holds, what it holds instead.
 BREAKS = {
     "mask": (
-        "tree.py",
-        "torch.cat([ancestors.new_ones((width, prefix_len)), ancestors], dim=1)",
-        "torch.cat([ancestors.new_ones((width, prefix_len)), torch.ones_like(ancestors).tril()], dim=1)",
+        "tree_mask.py",
+        "rows[:, prefix_len:] = ancestors",
+        "rows[:, prefix_len:] = torch.ones_like(ancestors).tril()",
     ),
     "positions": (
-        "worker.py",
-        "(batch.seq_lens.unsqueeze(1) + tree.depths)",
-        "(batch.seq_lens.unsqueeze(1) + torch.arange(tree.depths.shape[1]))",
+        "tree_reference.py",
+        "prefix_lens.to(torch.int64).unsqueeze(1) + depths",
+        "prefix_lens.to(torch.int64).unsqueeze(1) + torch.arange(depths.shape[1])",
     ),
     # DFLASH's rule: the first rows instead of the path's.
     "commit": ("verify_input.py", "rows = path + ", "rows = steps + "),

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import torch
 from sglang.srt.layers.attention.hybrid_linear_attn_backend import MambaAttnBackendBase
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.speculative.ddtree.topology import tree_links
+from sglang.srt.speculative.ddtree.tree_reference import tree_links
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 

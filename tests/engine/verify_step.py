@@ -18,7 +18,8 @@ from sglang.srt.layers.radix_attention import AttentionType
 from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.server_args import set_global_server_args_for_scheduler
-from sglang.srt.speculative.ddtree.tree import build_tree, ordered_topk, verify_mask
+from sglang.srt.speculative.ddtree.tree import build_tree, ordered_topk
+from sglang.srt.speculative.ddtree.tree_mask import verify_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 

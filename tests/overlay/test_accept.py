@@ -11,13 +11,19 @@ from scipy import stats
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import targets
-from sglang.srt.speculative.ddtree.accept import accept_paths
+from sglang.srt.speculative.ddtree.accept import Acceptance, accept
 from sglang.srt.speculative.ddtree.nan_logits import replaces_nan
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
 
 
 ONE_RANK = SimpleNamespace(world_size=1)
+
+
+def accept_paths(tree: Tree, targets: torch.Tensor, root_only: torch.Tensor | None = None) -> Acceptance:
+    """An acceptance whose lengths and blocks do not matter."""
+    prefix_lens = torch.zeros(len(targets), dtype=torch.int64)
+    return accept(tree, targets, prefix_lens=prefix_lens, block_size=tree.max_depth + 1, root_only=root_only)
 
 
 def walk(tree: Tree, targets: torch.Tensor, row: int) -> tuple[list[int], int]:

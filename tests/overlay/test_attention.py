@@ -13,7 +13,8 @@ from sglang.srt.layers.attention.triton_ops.extend_attention import (
     extend_attention_fwd_unified,
 )
 from sglang.srt.layers.utils.hash import murmur_hash32
-from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk, verify_mask
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
+from sglang.srt.speculative.ddtree.tree_mask import verify_mask
 
 
 HEADS, KV_HEADS, DIM = 4, 2, 32

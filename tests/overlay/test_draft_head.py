@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.draft_head import Choices, DraftHead
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree
 
 
@@ -74,9 +74,9 @@ def test_sharded_head_equals_the_whole_one_on_every_rank(ranks: int, k: int) -> 
     values, ids = whole(weight, hidden, k)
     for head in heads:
         group.gathered.append([])
-        got_values, got_ids = head.top_log_probs(hidden, k)
-        assert torch.equal(got_ids, ids)
-        torch.testing.assert_close(got_values, values, atol=1e-5, rtol=1e-5)
+        choices = head.top_log_probs(hidden, k)
+        assert torch.equal(choices.token_ids, ids)
+        torch.testing.assert_close(choices.log_probs, values, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -92,15 +92,16 @@ def test_ranks_build_the_tree_of_the_whole_vocabulary(ranks: int, chain_seed: bo
         group.gathered.append([])
         head.top_log_probs(hidden, 24)
 
-    def tree_of(values: torch.Tensor, ids: torch.Tensor) -> Tree:
+    def tree_of(choices: Choices) -> Tree:
         shape = (2, 5, -1)
+        values, ids = choices.log_probs, choices.token_ids
         return build_tree(torch.tensor([3, 4]), values.view(shape), ids.view(shape), 24, chain_seed=chain_seed)
 
     one = FakeRanks(1)
-    expected = tree_of(*DraftHead(shard(weight, 0, 1), None, one).top_log_probs(hidden, 24))
+    expected = tree_of(DraftHead(shard(weight, 0, 1), None, one).top_log_probs(hidden, 24))
     for head in heads:
         group.gathered.append([])
-        tree = tree_of(*head.top_log_probs(hidden, 24))
+        tree = tree_of(head.top_log_probs(hidden, 24))
         for name in ("tokens", "parents", "depths", "ranks"):
             assert torch.equal(getattr(tree, name), getattr(expected, name))
 
@@ -108,15 +109,14 @@ def test_ranks_build_the_tree_of_the_whole_vocabulary(ranks: int, chain_seed: bo
 def test_ties_go_to_the_lower_token_id() -> None:
     """Equal logits keep token order, so every rank and every run builds one tree."""
     head = DraftHead(shard(torch.ones(ORG + ADDED, HIDDEN), 0, 1), None, FakeRanks(1))
-    _, ids = head.top_log_probs(torch.ones(2, HIDDEN), 6)
-    assert ids.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
+    assert head.top_log_probs(torch.ones(2, HIDDEN), 6).token_ids.tolist() == [[0, 1, 2, 3, 4, 5]] * 2
 
 
 def test_soft_cap_and_scale_of_the_target_apply() -> None:
     """They leave the argmax alone and change the probabilities a tree is built from (vllm_ddtree 931f661db)."""
     weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(4, HIDDEN)
     processor = SimpleNamespace(logit_scale=0.5, final_logit_softcapping=3.0)
-    values, _ = DraftHead(shard(weight, 0, 1), processor, FakeRanks(1)).top_log_probs(hidden, 5)
+    values = DraftHead(shard(weight, 0, 1), processor, FakeRanks(1)).top_log_probs(hidden, 5).log_probs
     capped = 3.0 * torch.tanh(0.5 * (hidden @ weight.T) / 3.0)
     torch.testing.assert_close(values, torch.log_softmax(capped, -1).sort(-1, descending=True).values[:, :5])
 
@@ -142,4 +142,4 @@ def test_replaced_weight_is_used() -> None:
     draft_head = DraftHead(head, None, FakeRanks(1))
     weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(2, HIDDEN)
     head.weight = shard(weight, 0, 1).weight
-    assert torch.equal(draft_head.top_log_probs(hidden, 3)[1], whole(weight, hidden, 3)[1])
+    assert torch.equal(draft_head.top_log_probs(hidden, 3).token_ids, whole(weight, hidden, 3)[1])

@@ -14,7 +14,7 @@ from sglang.srt.distributed import get_tp_group, init_distributed_environment, i
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import targets
-from sglang.srt.speculative.ddtree.accept import accept_paths
+from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import build_tree
@@ -45,7 +45,8 @@ def step(rank: int, ranks: int, mode: str) -> dict[str, Any]:
     head = DraftHead(
         SimpleNamespace(weight=weight[rank * rows : (rank + 1) * rows], shard_indices=indices), None, group
     )
-    log_probs, ids = (part.view(BATCH, DEPTH, -1) for part in head.top_log_probs(hidden, BUDGET))
+    choices = head.top_log_probs(hidden, BUDGET)
+    log_probs, ids = (part.view(BATCH, DEPTH, -1) for part in (choices.log_probs, choices.token_ids))
     tree = build_tree(torch.arange(BATCH), log_probs, ids, BUDGET)
 
     info = SimpleNamespace(
@@ -58,7 +59,7 @@ def step(rank: int, ranks: int, mode: str) -> dict[str, Any]:
     positions, alone = torch.arange(len(logits)), SimpleNamespace(world_size=1)
     own = TargetChooser(sampler, alone).choose(logits, info, positions, BUDGET + 1)
     tokens = TargetChooser(sampler, group).choose(logits, info, positions, BUDGET + 1)
-    accepted = accept_paths(tree, tokens)
+    accepted = accept(tree, tokens, prefix_lens=torch.zeros(BATCH, dtype=torch.int64), block_size=DEPTH + 1)
     trees = [getattr(tree, name).tolist() for name in ("tokens", "parents", "ranks", "scores")]
     return {"own": own.tolist(), "tokens": tokens.tolist(), "trees": trees, "path": accepted.path.tolist()}
 

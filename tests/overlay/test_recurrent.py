@@ -14,8 +14,9 @@ import pytest
 import torch
 from sglang.srt.layers.attention.fla.fused_sigmoid_gating_recurrent import fused_sigmoid_gating_delta_rule_update
 from sglang.srt.layers.attention.mamba.causal_conv1d_triton import causal_conv1d_update
-from sglang.srt.speculative.ddtree.topology import padding_rows, tree_links
+from sglang.srt.speculative.ddtree.topology import padding_rows
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree
+from sglang.srt.speculative.ddtree.tree_reference import tree_links
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 

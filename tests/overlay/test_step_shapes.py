@@ -11,10 +11,10 @@ import msgspec
 import pytest
 import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
-from sglang.srt.speculative.ddtree.accept import accept_paths
+from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
-from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk, verify_mask
-from sglang.srt.speculative.ddtree.tree_mask import write_tree_mask
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
+from sglang.srt.speculative.ddtree.tree_mask import verify_mask, write_tree_mask
 
 
 PREFIXES = [0, 7, 1, 300]
@@ -34,9 +34,9 @@ def test_mask_is_that_of_known_lengths(budget: int, dtype: torch.dtype) -> None:
     tree = trees(budget)
     expected = verify_mask(tree, PREFIXES)
     out = torch.zeros(expected.numel() + 50, dtype=dtype)
-    write_tree_mask(out, tree.ancestors, torch.tensor(PREFIXES))
+    write_tree_mask(out, tree, torch.tensor(PREFIXES), whole=True)
     assert torch.equal(out[: expected.numel()].bool(), expected)
-    assert out[expected.numel() :].all()
+    assert not out[expected.numel() :].any()
 
 
 @pytest.mark.parametrize("budget", [2, 16, 63])
@@ -46,7 +46,7 @@ def test_tokens_and_rows_follow_the_path(budget: int) -> None:
     targets = torch.randint(0, 4, tree.tokens.shape)
     targets[0] = 99  # nothing accepted
     targets[1, 0] = tree.tokens[1, 1]  # something
-    acceptance = accept_paths(tree, targets)
+    acceptance = accept(tree, targets, prefix_lens=torch.tensor(PREFIXES), block_size=block_size)
     assert acceptance.accept_lens.unique().numel() > 1
     width = tree.tokens.shape[1]
     rows = rows_of_batch(acceptance.path, width)
@@ -86,7 +86,7 @@ def test_mask_of_a_step_past_the_context_fits_its_buffer() -> None:
     made = VerifyMask(torch.zeros(len(PREFIXES) * width * (context + width), dtype=torch.uint8), len(PREFIXES))
     grown = room.verify_mask_with_room(made, width)
     prefixes = [context + block] * len(PREFIXES)
-    write_tree_mask(grown.buffer, tree.ancestors, torch.tensor(prefixes))
+    write_tree_mask(grown.buffer, tree, torch.tensor(prefixes), whole=True)
     expected = verify_mask(tree, prefixes)
     assert torch.equal(grown.buffer[: expected.numel()].bool(), expected)
     assert expected.numel() > made.buffer.numel()

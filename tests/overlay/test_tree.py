@@ -5,21 +5,17 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from dataclasses import fields
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sglang.srt.speculative.ddtree.accept import accept_paths
-from sglang.srt.speculative.ddtree.tree import (
-    Tree,
-    build_tree,
-    grow_by_beam,
-    is_exact,
-    ordered_topk,
-    verify_mask,
-)
+from sglang.srt.speculative.ddtree.accept import accept
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree, is_exact, ordered_topk
 from sglang.srt.speculative.ddtree.tree_kernel import grow_trees
+from sglang.srt.speculative.ddtree.tree_mask import verify_mask
+from sglang.srt.speculative.ddtree.tree_reference import grow_by_beam
 
 
 def sorted_choices(logits: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -150,8 +146,15 @@ def test_no_target_accepts_less_of_a_seeded_tree_than_of_the_chain(logits: torch
     chain = tree_of(logits, horizon, cap=1)
     by_prefix = TargetOfPrefixes(logits.shape[-1], seed)
     for row in range(2):
-        lengths = [int(accept_paths(t, by_prefix.tokens(t)).accept_lens[row]) for t in (tree, chain)]
+        lengths = [accepted(t, by_prefix.tokens(t))[row] for t in (tree, chain)]
         assert lengths[0] >= lengths[1]
+
+
+def accepted(tree: Tree, targets: torch.Tensor) -> list[int]:
+    """Accepted draft tokens of each request."""
+    prefix_lens = torch.zeros(len(targets), dtype=torch.int64)
+    acceptance = accept(tree, targets, prefix_lens=prefix_lens, block_size=tree.max_depth + 1)
+    return acceptance.accept_lens.tolist()
 
 
 class TargetOfPrefixes:
@@ -235,13 +238,7 @@ def test_no_node_needs_more_choices_than_its_depth_leaves(logits: torch.Tensor, 
 def test_kernel_equals_the_reference(logits: torch.Tensor, budget: int, chain_seed: bool) -> None:
     """The Triton kernel (interpreted here) gives the reference's tree bit for bit: ties, -inf and padding included."""
     values, ids = sorted_choices(logits, budget)
-    roots = torch.tensor([7, 8])
-    for got, expected in zip(
-        grow_trees(roots, values, ids, budget, chain_seed),
-        grow_by_beam(roots, values, ids, budget, chain_seed),
-        strict=True,
-    ):
-        assert torch.equal(got, expected)
+    assert_kernel_equals_reference(torch.tensor([7, 8]), values, ids, budget, chain_seed)
 
 
 @pytest.mark.parametrize("chain_seed", [False, True])
@@ -253,13 +250,22 @@ def test_kernel_equals_the_reference_at_odd_widths(budget: int, chain_seed: bool
     logits[1, 3] = float("nan")
     values, ids = torch.sort(torch.log_softmax(logits, -1), dim=-1, descending=True, stable=True)
     values, ids = values[..., :budget], ids[..., :budget]
-    roots = torch.tensor([500, 501])
-    for got, expected in zip(
-        grow_trees(roots, values, ids, budget, chain_seed),
-        grow_by_beam(roots, values, ids, budget, chain_seed),
-        strict=True,
-    ):
-        assert torch.equal(got, expected)
+    assert_kernel_equals_reference(torch.tensor([500, 501]), values, ids, budget, chain_seed)
+
+
+def assert_kernel_equals_reference(
+    roots: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, budget: int, chain_seed: bool
+) -> None:
+    """Every array, links and positions included."""
+    prefix_lens = torch.arange(len(roots)) * 30
+    for links in (False, True):
+        got, expected = (
+            grow(roots, values, ids, budget, prefix_lens=prefix_lens, chain_seed=chain_seed, links=links)
+            for grow in (grow_trees, grow_by_beam)
+        )
+        for field in fields(Tree):
+            mine, other = getattr(got, field.name), getattr(expected, field.name)
+            assert torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other, field.name
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -5,13 +5,13 @@
     gates         what DDTREE refuses once the model is loaded, and the graph buffers its width needs
     draft_head    draft hidden states -> top-k log-probabilities per draft position
     tree          log-probabilities -> best-first trees of fixed shape
-    topology      trees as the kernels of recurrent layers read them
-    tree_kernel   the same trees in one kernel launch, on a GPU
+    topology      padding of replayed graphs, as the kernels of recurrent layers need it counted
     accept        trees and target tokens -> accepted paths
     targets       verify logits -> one target token per node, greedy or sampled
     kv_move       accepted nodes' KV to the front of a request's slots, for pages of more than one
-    move_kernel   the same copies in one kernel launch, on a GPU
     tree_mask     the ancestor mask, written without a length from the device
+    *_reference   what a kernel has to give, by tensor operations
+    *_kernel      the same in one launch, on a GPU
     commit        an accepted path in the shapes of a DFLASH step
     verify_input  one verify step of a batch (one variant a generation): the first worker's commits it as well
     worker        the DFLASH worker with the chain replaced by a tree (one variant a generation)

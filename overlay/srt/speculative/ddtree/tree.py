@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Best-first draft trees from per-position log-probabilities (Algorithm 1 of arXiv 2604.12989), for a whole batch.
 
-The paper pops a heap, one node at a time. The reference here gets the same tree from a beam: the `budget` best
-prefixes of depth d extend the `budget` best prefixes of depth d - 1, because a prefix never scores higher than its
-parent. So one top-`budget` a depth and one over all depths give exactly the heap's nodes, in its order, with tensor
-operations of fixed shape. On a GPU, where those are hundreds of launches, `tree_kernel` grows the same tree in one.
+On a GPU `tree_kernel` grows it in one launch; `tree_reference` says with tensor operations what it has to be.
 """
 
 from __future__ import annotations
 
-import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +20,7 @@ class Tree:
     padding: nodes without a parent that see only themselves and can never be accepted.
     """
 
-    #: Token ids, int64 [bs, W].
+    #: Token ids, int64 [bs, W]; padding repeats the root's.
     tokens: torch.Tensor
     #: Index of the parent node, -1 for the root and for padding, int64 [bs, W].
     parents: torch.Tensor
@@ -32,12 +28,44 @@ class Tree:
     depths: torch.Tensor
     #: Rank of the token among the drafter's choices at its depth, 0 = first choice, int64 [bs, W].
     ranks: torch.Tensor
+    #: Position of each node in its text: committed tokens + depth, int64 [bs, W].
+    positions: torch.Tensor
     #: Log-probability of the prefix under the drafter, float32 [bs, W]; 0 for the root, -inf for padding.
     scores: torch.Tensor
-    #: [b, i, j] = node j is node i or an ancestor of it, bool [bs, W, W].
-    ancestors: torch.Tensor
     #: Most draft tokens a path can hold, known from the shapes alone.
     max_depth: int
+    #: Scores and ranks of the tree that this one is the beginning of, as far as it was grown, float32 and int64
+    #: [bs, G], G at least W. `scores` and `ranks` are their first W columns.
+    grown_scores: torch.Tensor
+    grown_ranks: torch.Tensor
+    #: First child and next sibling of each node, -1 where there is none, int32 [bs, W]; None unless asked for.
+    first_child: torch.Tensor | None = None
+    next_sibling: torch.Tensor | None = None
+
+    @property
+    def width(self) -> int:
+        """Nodes per request, W."""
+        return self.tokens.shape[1]
+
+    @property
+    def ancestors(self) -> torch.Tensor:
+        """[b, i, j] = node j is node i or an ancestor of it, bool [bs, W, W]. Costs many launches: not for a step."""
+        return _ancestors(self.parents, self.max_depth)
+
+    def first(self, width: int) -> Tree:
+        """The tree of the first `width` nodes, from 1 up to W. Its arrays are views; none of them is moved.
+
+        Where a step is going to verify fewer nodes than are grown, `build_tree` lays that smaller tree out in one
+        piece: it is to be preferred.
+        """
+        if not 1 <= width <= self.width:
+            raise ValueError(f"DDTREE: a tree of {self.width} nodes has no first {width}")
+        names = ("tokens", "parents", "depths", "ranks", "positions", "scores")
+        cut = {name: getattr(self, name)[:, :width] for name in names}
+        for name in ("first_child", "next_sibling"):
+            link = getattr(self, name)
+            cut[name] = None if link is None else link[:, :width].masked_fill(link[:, :width] >= width, -1)
+        return replace(self, **cut, max_depth=min(self.max_depth, width - 1))
 
 
 def ordered_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,58 +89,43 @@ def ordered_topk(values: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tens
 
 
 def build_tree(
-    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int, *, chain_seed: bool = False
+    roots: torch.Tensor,
+    log_probs: torch.Tensor,
+    token_ids: torch.Tensor,
+    budget: int,
+    *,
+    width: int | None = None,
+    prefix_lens: torch.Tensor | None = None,
+    chain_seed: bool = False,
+    links: bool = False,
 ) -> Tree:
-    """Build the best-first tree of every request.
+    """Build the best-first tree of every request: on a GPU in one launch, which nothing has to prepare.
 
     Args:
-        roots: Bonus tokens, int64 [bs].
+        roots: Bonus tokens, int64 [bs], any stride.
         log_probs: float32 [bs, L, K], falling along K, at most 0, -inf where there is no token; NaN is read as -inf.
         token_ids: int64 [bs, L, K], distinct along K.
-        budget: Draft nodes per tree, at least 1.
+        budget: Draft nodes to grow, at least 1.
+        width: Nodes of the tree that is returned, at most and by default budget + 1; of the rest only scores and ranks
+            are kept, as `grown_scores` and `grown_ranks`.
+        prefix_lens: Committed tokens of each request, integers [bs]; None for positions that are depths.
         chain_seed: Take the chain of first choices, DFLASH's draft, before anything else. Then no target accepts less
             of the tree than of the chain, at the price of branches that the drafter thinks likelier.
+        links: Whether to link first children and next siblings, which recurrent layers read.
     """
     if log_probs.is_cuda:
         from sglang.srt.speculative.ddtree.tree_kernel import grow_trees as grow
     else:
-        grow = grow_by_beam
-    tokens, parents, depths, ranks, scores = grow(roots, log_probs, token_ids, budget, chain_seed)
-    max_depth = min(log_probs.shape[1], budget)
-    return Tree(
-        tokens=tokens,
-        parents=parents,
-        depths=depths,
-        ranks=ranks,
-        scores=scores,
-        ancestors=_ancestors(parents, max_depth),
-        max_depth=max_depth,
-    )
-
-
-def grow_by_beam(
-    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int, chain_seed: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Grow the tree of every request; arguments as in `build_tree`.
-
-    Returns:
-        Tokens, parents, depths, ranks int64 [bs, W] and scores float32 [bs, W], as `Tree` holds them.
-    """
-    levels = _beam_levels(log_probs.masked_fill(log_probs.isnan(), float("-inf")), token_ids, budget)
-    pool = [torch.cat(columns, dim=1) for columns in zip(*levels, strict=True)]
-    scores, tokens, parents, depths, ranks = _select(pool, budget, _seeds(levels) if chain_seed else [])
-    reachable = scores > float("-inf")
-
-    def with_root(first: torch.Tensor | float, rest: torch.Tensor) -> torch.Tensor:
-        column = torch.as_tensor(first, dtype=rest.dtype, device=rest.device).expand(rest.shape[0])
-        return torch.cat([column.unsqueeze(1), rest], dim=1)
-
-    return (
-        with_root(roots, torch.where(reachable, tokens, roots.unsqueeze(1))),
-        with_root(-1, torch.where(reachable, parents, -1)),
-        with_root(0, torch.where(reachable, depths, 0)),
-        with_root(0, torch.where(reachable, ranks, 0)),
-        with_root(0.0, scores),
+        from sglang.srt.speculative.ddtree.tree_reference import grow_by_beam as grow
+    return grow(
+        roots,
+        log_probs,
+        token_ids,
+        budget,
+        width=budget + 1 if width is None else width,
+        prefix_lens=prefix_lens,
+        chain_seed=chain_seed,
+        links=links,
     )
 
 
@@ -139,78 +152,6 @@ def is_exact(tree: Tree, log_probs: torch.Tensor, *, chain_seed: bool = False) -
     bar = tree.scores.masked_fill(~chosen, float("inf")).amin(dim=1)
     bar = bar.masked_fill(~inner.all(dim=1), float("-inf"))  # a tree with room takes anything
     return left_out.amax(dim=1) <= bar
-
-
-def verify_mask(tree: Tree, prefix_lens: list[int]) -> torch.Tensor:
-    """The flat allow-mask that SGLang's attention backends read.
-
-    Args:
-        prefix_lens: Committed tokens of each request.
-
-    Returns:
-        bool [sum over requests of W * (prefix_len + W)]: row i of a request is node i; it sees the whole prefix, its
-        ancestors and itself.
-    """
-    width = tree.tokens.shape[1]
-    rows = [
-        torch.cat([ancestors.new_ones((width, prefix_len)), ancestors], dim=1).flatten()
-        for prefix_len, ancestors in zip(prefix_lens, tree.ancestors, strict=True)
-    ]
-    return torch.cat(rows)
-
-
-def _beam_levels(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int) -> list[tuple[torch.Tensor, ...]]:
-    """The `budget` best prefixes of each depth, each [bs, <= budget]: scores, tokens, parent's place, depth, rank.
-
-    Places number the pool: -1 is the root, then the levels one after the other.
-    """
-    batch, horizon, choices = log_probs.shape
-    beam = log_probs.new_zeros((batch, 1))
-    places = torch.full((batch, 1), -1, dtype=torch.int64, device=log_probs.device)
-    levels, filled = [], 0
-    for depth in range(min(horizon, budget)):
-        candidates = (beam.unsqueeze(2) + log_probs[:, depth].unsqueeze(1)).flatten(1)
-        width = min(budget, candidates.shape[1])
-        beam, flat = ordered_topk(candidates, width)
-        ranks = flat % choices
-        tokens = token_ids[:, depth].gather(1, ranks)
-        levels.append((beam, tokens, places.gather(1, flat // choices), torch.full_like(flat, depth + 1), ranks))
-        places = torch.arange(filled, filled + width, device=log_probs.device).expand(batch, width)
-        filled += width
-    return levels
-
-
-def _seeds(levels: list[tuple[torch.Tensor, ...]]) -> list[int]:
-    """The places of the chain of first choices: the first of each level, since nothing of its depth scores higher."""
-    return list(itertools.accumulate((level[0].shape[1] for level in levels[:-1]), initial=0))
-
-
-def _select(pool: list[torch.Tensor], budget: int, seeds: list[int]) -> tuple[torch.Tensor, ...]:
-    """The `budget` best nodes of the pool, each [bs, budget]: scores, tokens, parents as node indices, depths, ranks.
-
-    Equal scores go to the lower place: to the shallower node, so a parent always precedes its child.
-
-    Args:
-        seeds: Places that come before all others, in this order, where there is a node.
-    """
-    batch, size = pool[0].shape
-    kept = min(budget, size)
-    order = pool[0]
-    if seeds:
-        first = torch.arange(len(seeds), 0, -1, dtype=order.dtype, device=order.device)  # above every log-probability
-        order = order.clone()
-        order[:, seeds] = torch.where(order[:, seeds] > float("-inf"), first, order[:, seeds])
-    _, places = ordered_topk(order, kept)
-    scores = pool[0].gather(1, places)
-    node_at = torch.zeros((batch, size + 1), dtype=torch.int64, device=scores.device)
-    node_at.scatter_(1, places + 1, torch.arange(1, kept + 1, device=scores.device).expand(batch, kept))
-    parents = node_at.gather(1, pool[2].gather(1, places) + 1)  # column 0 is the root, node 0
-    columns = [scores, pool[1].gather(1, places), parents, pool[3].gather(1, places), pool[4].gather(1, places)]
-    if kept == budget:
-        return tuple(columns)
-    missing = budget - kept
-    fills = (float("-inf"), 0, 0, 0, 0)
-    return tuple(torch.nn.functional.pad(c, (0, missing), value=fill) for c, fill in zip(columns, fills, strict=True))
 
 
 def _ancestors(parents: torch.Tensor, max_depth: int) -> torch.Tensor:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from sglang.srt.speculative.ddtree.tree import Tree
+from sglang.srt.speculative.ddtree.tree_reference import tree_links
 
 
 @triton.jit
@@ -78,11 +80,19 @@ def _grow_kernel(
 
 
 def grow_trees(
-    roots: torch.Tensor, log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int, chain_seed: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Grow the tree of every request; arguments and result as in `tree.grow_by_beam`."""
+    roots: torch.Tensor,
+    log_probs: torch.Tensor,
+    token_ids: torch.Tensor,
+    budget: int,
+    *,
+    width: int | None = None,
+    prefix_lens: torch.Tensor | None = None,
+    chain_seed: bool = False,
+    links: bool = False,
+) -> Tree:
+    """Grow the tree of every request; arguments and result as in `tree_reference.grow_by_beam`."""
     batch, horizon, choices = log_probs.shape
-    width = budget + 1
+    verified, width = width, budget + 1
     tokens = roots.to(torch.int64).unsqueeze(1).repeat(1, width)
     parents = tokens.new_full((batch, width), -1)
     depths, ranks = tokens.new_zeros((2, batch, width))
@@ -103,4 +113,18 @@ def grow_trees(
         SEED=int(chain_seed),
         num_warps=1 if budget <= 64 else 4,
     )
-    return tokens, parents, depths, ranks, scores
+    first_child, next_sibling = tree_links(parents) if links else (None, None)
+    tree = Tree(
+        tokens=tokens,
+        parents=parents,
+        depths=depths,
+        ranks=ranks,
+        positions=depths if prefix_lens is None else prefix_lens.unsqueeze(1) + depths,
+        scores=scores,
+        max_depth=min(horizon, budget),
+        grown_scores=scores,
+        grown_ranks=ranks,
+        first_child=first_child,
+        next_sibling=next_sibling,
+    )
+    return tree if verified is None else tree.first(verified)

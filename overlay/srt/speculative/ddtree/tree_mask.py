@@ -2,7 +2,8 @@
 """The ancestor mask of a batch, written where an attention backend reads it, without asking the device for a length.
 
 With overlap scheduling the host does not know how long a request is when its step is launched, only how long it can be
-at most. The places of a mask's bits follow from the lengths on the device; the host only sees to it that there is room.
+at most. The places of a mask's cells follow from the lengths on the device; the host only sees to it that there is
+room.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 from sglang.srt.speculative.ddtree.args import draft_width
+from sglang.srt.speculative.ddtree.tree import Tree
 
 
 def mask_columns(backend: Any) -> int:
@@ -22,22 +24,40 @@ def mask_columns(backend: Any) -> int:
     return int(backend.max_context_len) + draft_width() + int(backend.num_draft_tokens)
 
 
-def write_tree_mask(out: torch.Tensor, ancestors: torch.Tensor, prefix_lens: torch.Tensor) -> None:
+def write_tree_mask(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool, padding: int = 0) -> None:
     """Write the flat allow-mask: every request's W rows of prefix + W columns, one request behind the other.
 
-    Row i of a request is node i; it sees the whole prefix, its ancestors and itself. What lies behind the rows of the
-    last request is set to 1.
+    Row i of a request is node i; it sees the whole prefix, its ancestors and itself. On a GPU this is one launch.
 
     Args:
-        out: bool or uint8 [n], n at least the sum over requests of W * (prefix + W).
-        ancestors: [b, i, j] = node j is node i or an ancestor of it, bool [bs, W, W].
-        prefix_lens: Committed tokens of each request, int64 [bs].
+        out: bool or uint8 [n], n at least the sum over requests, padding included, of W * (prefix + W).
+        tree: Its parents are read, whatever their row stride.
+        prefix_lens: Committed tokens of each request, integers [bs].
+        whole: Whether to write the cells of the prefix too, all 1. Only the W * W cells behind them tell anything new,
+            and a backend that does not look at the others needs no more; theirs are left as they are.
+        padding: Requests with a prefix of one token, behind those of the batch, whose every cell is set to 1: what a
+            CUDA graph captured for a larger batch reads of its unused rows. A row that sees nothing gives NaN.
     """
-    width = ancestors.shape[1]
-    columns = (prefix_lens + width).view(-1, 1, 1)
-    ends = (columns * width).cumsum(dim=0)
-    nodes = torch.arange(width, device=out.device)
-    starts = ends - columns * width + prefix_lens.view(-1, 1, 1)
-    places = starts + nodes.view(1, -1, 1) * columns + nodes
-    out.fill_(1)
-    out.scatter_(0, places.flatten(), ancestors.flatten().to(out.dtype))
+    write_by_rows(out, tree, prefix_lens, whole=whole, padding=padding)
+
+
+def write_by_rows(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool, padding: int = 0) -> None:
+    """The mask request by request, the reference; arguments as in `write_tree_mask`."""
+    width, start = tree.width, 0
+    for prefix_len, ancestors in zip(prefix_lens.tolist(), tree.ancestors, strict=True):
+        end = start + width * (prefix_len + width)
+        rows = out[start:end].view(width, prefix_len + width)
+        if whole:
+            rows[:, :prefix_len] = 1
+        rows[:, prefix_len:] = ancestors
+        start = end
+    out[start : start + padding * width * (1 + width)] = 1
+
+
+def verify_mask(tree: Tree, prefix_lens: list[int]) -> torch.Tensor:
+    """The whole mask in a tensor of its own, bool; arguments as in `write_tree_mask`."""
+    device = tree.parents.device
+    cells = sum(tree.width * (prefix_len + tree.width) for prefix_len in prefix_lens)
+    out = torch.empty(cells, dtype=torch.bool, device=device)
+    write_tree_mask(out, tree, torch.tensor(prefix_lens, device=device), whole=True)
+    return out

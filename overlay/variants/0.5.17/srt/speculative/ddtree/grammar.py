@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from sglang.srt.speculative.ddtree.topology import tree_links
 from sglang.srt.speculative.ddtree.tree import Tree
+from sglang.srt.speculative.ddtree.tree_reference import tree_links
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
+from sglang.srt.speculative.ddtree.accept import Acceptance, accept
 from sglang.srt.speculative.ddtree.counting import count_step
 from sglang.srt.speculative.ddtree.finishing import finish_if_due
 from sglang.srt.speculative.ddtree.kv_move import move_to_front
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots, roots_only
 from sglang.srt.speculative.ddtree.trace import trace_step
-from sglang.srt.speculative.ddtree.tree import Tree, verify_mask
+from sglang.srt.speculative.ddtree.tree import Tree
+from sglang.srt.speculative.ddtree.tree_mask import verify_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 
@@ -75,7 +76,13 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         if batch.sampling_info is not None:
             adjust_logits(logits, batch.sampling_info, width)
         target_tokens = self.targets.choose(logits, batch.sampling_info, self.positions, width)
-        acceptance = accept_paths(self.tree, target_tokens, roots_only(batch.sampling_info, penalised))
+        acceptance = accept(
+            self.tree,
+            target_tokens,
+            prefix_lens=batch.seq_lens,
+            block_size=self.tree.max_depth + 1,
+            root_only=roots_only(batch.sampling_info, penalised),
+        )
 
         prefix_lens = batch.seq_lens_cpu.tolist()
         current_tokens, committed = self._emit(batch, acceptance)

@@ -21,7 +21,6 @@ from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser
-from sglang.srt.speculative.ddtree.topology import tree_links
 from sglang.srt.speculative.ddtree.trace import is_tracing
 from sglang.srt.speculative.ddtree.tree import build_tree, is_exact
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
@@ -102,23 +101,29 @@ class DDTreeWorker(DFlashWorker):
         """
         batch_size, block_size, hidden_size = draft_hidden.shape
         rows = draft_hidden[:, 1:].reshape(-1, hidden_size)
-        log_probs, token_ids = self._draft_head.top_log_probs(rows, self.topk)
+        choices = self._draft_head.top_log_probs(rows, self.topk)
         shape = (batch_size, block_size - 1, -1)
-        log_probs, token_ids = log_probs.view(shape), token_ids.view(shape)
-        tree = build_tree(block_ids[:, 0], log_probs, token_ids, self.budget, chain_seed=self.chain_seed)
-
+        log_probs, token_ids = choices.log_probs.view(shape), choices.token_ids.view(shape)
         # Recurrent layers read the tree's shape from every verify input; never a chain now and a tree then, since a
         # CUDA graph is captured for one of them.
-        first_child, next_sibling = tree_links(tree.parents) if self._is_recurrent else (None, None)
+        tree = build_tree(
+            block_ids[:, 0],
+            log_probs,
+            token_ids,
+            self.budget,
+            prefix_lens=batch.seq_lens,
+            chain_seed=self.chain_seed,
+            links=self._is_recurrent,
+        )
         verify_input = DDTreeVerifyInput(
             draft_token=tree.tokens.reshape(-1),
-            positions=(batch.seq_lens.unsqueeze(1) + tree.depths).reshape(-1),
+            positions=tree.positions.reshape(-1),
             draft_token_num=tree.tokens.shape[1],
             tree=tree,
             targets=self._targets,
             pool=self._moving_pool,
-            retrieve_next_token=first_child,
-            retrieve_next_sibling=next_sibling,
+            retrieve_next_token=tree.first_child,
+            retrieve_next_sibling=tree.next_sibling,
             traced=self.tp_rank == 0,
             exact=is_exact(tree, log_probs, chain_seed=self.chain_seed) if is_tracing() else None,
         )

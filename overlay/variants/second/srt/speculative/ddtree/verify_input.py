@@ -11,7 +11,6 @@ from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.ddtree.mask_buffers import mask_buffer
 from sglang.srt.speculative.ddtree.plans import plan_fields
 from sglang.srt.speculative.ddtree.reserved import reserved_lens
-from sglang.srt.speculative.ddtree.topology import tree_links
 from sglang.srt.speculative.ddtree.tree import Tree
 from sglang.srt.speculative.ddtree.tree_mask import write_tree_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
@@ -51,28 +50,23 @@ def prepare_verify(
     *,
     positions: torch.Tensor,
     slots: torch.Tensor,
-    is_recurrent: bool,
 ) -> ForwardBatch:
     """The target's verify batch, its attention metadata written already.
 
     Args:
         positions: Position of each node, int64 [bs * W].
         slots: Slot of each node, int64 [bs, W].
-        is_recurrent: Whether the target has recurrent layers, which read the tree's links.
     """
     lens, total = reserved_lens(draft_input)
     width = slots.shape[1]
-    # Recurrent layers read the tree's shape from every verify input; never a chain now and a tree then, since a CUDA
-    # graph is captured for one of them.
-    first_child, next_sibling = tree_links(tree.parents) if is_recurrent else (None, None)
     verify_input = DDTreeVerifyInput(
         draft_token=tree.tokens.reshape(-1),
         positions=positions,
         draft_token_num=width,
         custom_mask=_mask(target_worker.model_runner.attn_backend, batch, tree, width * total),
         capture_hidden_mode=CaptureHiddenMode.FULL,
-        retrieve_next_token=first_child,
-        retrieve_next_sibling=next_sibling,
+        retrieve_next_token=tree.first_child,
+        retrieve_next_sibling=tree.next_sibling,
         tree=tree,
         **plan_fields(target_worker, batch, lens, slots),
     )
@@ -97,5 +91,5 @@ def _mask(attn_backend: Any, batch: ScheduleBatch, tree: Tree, cells: int) -> to
     """
     buffer = mask_buffer(attn_backend, len(batch.reqs))
     out = torch.empty(cells, dtype=torch.bool, device=tree.tokens.device) if buffer is None else buffer[:cells]
-    write_tree_mask(out, tree.ancestors, batch.seq_lens)
+    write_tree_mask(out, tree, batch.seq_lens, whole=True)
     return out

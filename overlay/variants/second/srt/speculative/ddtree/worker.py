@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.speculative.ddtree.accept import Acceptance, accept_paths
+from sglang.srt.speculative.ddtree.accept import Acceptance, accept
 from sglang.srt.speculative.ddtree.args import draft_width, verify_width
 from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
 from sglang.srt.speculative.ddtree.draft_arguments import draft_arguments
@@ -156,8 +156,8 @@ class DDTreeWorker(DFlashWorkerV2):
             Tokens with a stride of the block size, commit lengths, lengths and draft state of the next step.
         """
         prefix_lens, sampling_info = batch.seq_lens, batch.sampling_info
-        tree, exact = self._build_tree(draft_hidden, block_ids)
-        positions = (prefix_lens.unsqueeze(1) + tree.depths).flatten()
+        tree, exact = self._build_tree(draft_hidden, block_ids, prefix_lens)
+        positions = tree.positions.flatten()
         slots = verify_slots(self.model_runner.req_to_token_pool.req_to_token, batch, self.width)
         penalties = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs)
         grammar = node_grammar(batch, tree)
@@ -168,7 +168,6 @@ class DDTreeWorker(DFlashWorkerV2):
             tree,
             positions=positions,
             slots=slots,
-            is_recurrent=self._is_recurrent,
         )
 
         output = self.target_worker.forward_batch_generation(
@@ -184,7 +183,13 @@ class DDTreeWorker(DFlashWorkerV2):
             grammar.apply(logits, batch, grammar_barrier)
         target_tokens = self._targets.choose(logits, sampling_info, positions, self.width)
         penalised = None if penalties is None else penalties.requests
-        acceptance = accept_paths(tree, target_tokens, roots_only(sampling_info, penalised))
+        acceptance = accept(
+            tree,
+            target_tokens,
+            prefix_lens=prefix_lens,
+            block_size=int(self.block_size),
+            root_only=roots_only(sampling_info, penalised),
+        )
 
         commit_lens = (acceptance.accept_lens + 1).to(torch.int32)
         new_seq_lens = prefix_lens + commit_lens.to(prefix_lens.dtype)
@@ -218,13 +223,26 @@ class DDTreeWorker(DFlashWorkerV2):
             new_seq_lens=new_seq_lens,
         )
 
-    def _build_tree(self, draft_hidden: torch.Tensor, block_ids: torch.Tensor) -> tuple[Tree, torch.Tensor | None]:
+    def _build_tree(
+        self, draft_hidden: torch.Tensor, block_ids: torch.Tensor, prefix_lens: torch.Tensor
+    ) -> tuple[Tree, torch.Tensor | None]:
         """The tree of each request; for the trace, whether a top-k cap can be shown to have changed nothing."""
         batch_size, block_size = block_ids.shape
         rows = draft_hidden.view(batch_size, block_size, -1)[:, 1:].reshape(-1, draft_hidden.shape[-1])
         shape = (batch_size, block_size - 1, -1)
-        log_probs, token_ids = (part.view(shape) for part in self._draft_head.top_log_probs(rows, self.topk))
-        tree = build_tree(block_ids[:, 0], log_probs, token_ids, self.budget, chain_seed=self.chain_seed)
+        choices = self._draft_head.top_log_probs(rows, self.topk)
+        log_probs, token_ids = choices.log_probs.view(shape), choices.token_ids.view(shape)
+        # Recurrent layers read the tree's links from every verify input; never a chain now and a tree then, since a
+        # CUDA graph is captured for one of them.
+        tree = build_tree(
+            block_ids[:, 0],
+            log_probs,
+            token_ids,
+            self.budget,
+            prefix_lens=prefix_lens,
+            chain_seed=self.chain_seed,
+            links=self._is_recurrent,
+        )
         return tree, is_exact(tree, log_probs, chain_seed=self.chain_seed) if is_tracing() else None
 
     def _trace(
