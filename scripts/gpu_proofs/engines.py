@@ -189,6 +189,7 @@ class Part:
         calls: list[dict[str, Any]],
         *,
         watched: bool = False,
+        ranked: bool = False,
         stays: bool = False,
         wrapper: list[str] | None = None,
         **extra: Any,
@@ -205,7 +206,13 @@ class Part:
         if watched:
             env |= {"DDTREE_WATCH": str(self.machine.workdir / f"{name}.watch")}
             env["PYTHONPATH"] = f"{SCRIPTS / 'gpu_watch'}:{env['PYTHONPATH']}"
-        key = json.dumps([job, watched, wrapper], sort_keys=True)
+        if ranked:
+            env |= {"DDTREE_RANKS": str(self.machine.workdir / f"{name}.ranks")}
+            env["PYTHONPATH"] = f"{SCRIPTS / 'gpu_watch'}:{env['PYTHONPATH']}"
+        if self.options.cpu and extra.get("tp_size"):
+            # A CPU's ranks draw for themselves otherwise, and share their threads.
+            env |= {"SYNC_TOKEN_IDS_ACROSS_TP": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
+        key = json.dumps([job, watched, ranked, wrapper], sort_keys=True)
         with self.machine.lock:
             if key not in self.machine.arms:
                 if not self.options.cpu:
@@ -241,7 +248,15 @@ class Part:
 
     def watched(self, arm: Arm) -> list[dict[str, Any]]:
         """The steps of a watched engine."""
-        file = self.machine.workdir / f"{arm.name}.watch"
+        return self.lines(f"{arm.name}.watch")
+
+    def ranked(self, arm: Arm) -> list[dict[str, Any]]:
+        """The hashes of all ranks of an engine that was started with `ranked`."""
+        return self.lines(f"{arm.name}.ranks")
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What an engine has written to a file of JSON lines."""
+        file = self.machine.workdir / name
         return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
     def environment(self) -> dict[str, str]:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A second opinion on every tree verify of an engine, for `scripts/gpu_prove`.
 
-Put this folder on PYTHONPATH and name a file in `DDTREE_WATCH`. Each verify forward of the target is run twice more on
-the same slots, and a JSON line says what came out. First with another token at one node of each tree (so that its keys
-and values change in every layer): exactly the nodes that see it may give other numbers. Then with the first inputs
-again and without the CUDA graph: how far are the two apart?
+Put this folder on PYTHONPATH. With a file in `DDTREE_RANKS`, every tree and every acceptance is hashed on each
+tensor-parallel rank, and the first rank writes down where the ranks differ. With one in `DDTREE_WATCH`, each verify
+forward of the target is run twice more on the same slots, and a JSON line says what came out. First with another token
+at one node of each tree (so that its keys and values change in every layer): exactly the nodes that see it may give
+other numbers. Then with the first inputs again and without the CUDA graph: how far are the two apart?
 """
 
 import importlib.abc
@@ -13,9 +14,6 @@ import json
 import os
 import random
 import sys
-
-
-MODULE = "sglang.srt.model_executor.model_runner"
 
 
 def watch(module, target):
@@ -125,24 +123,73 @@ def compare(forward_batch, logits, hidden, eager_logits, eager_hidden):
     }
 
 
+def hash_steps(name, function):
+    """`function`, with what it returns hashed on every rank and compared by the first."""
+
+    def hashed(*args, **kwargs):
+        import torch
+        from sglang.srt.distributed import get_tp_group
+
+        found = function(*args, **kwargs)
+        group = get_tp_group()
+        fields = {field: value for field, value in vars(found).items() if isinstance(value, torch.Tensor)}
+        hashes = torch.stack([hash_of(value) for value in fields.values()]).unsqueeze(0)
+        every = group.all_gather(hashes, dim=0) if group.world_size > 1 else hashes
+        if group.rank_in_group == 0:
+            apart = [field for field, column in zip(fields, every.T.tolist(), strict=True) if len(set(column)) > 1]
+            with open(os.environ["DDTREE_RANKS"], "a") as out:
+                line = {"what": name, "ranks": len(every), "fields": len(fields), "apart": apart}
+                out.write(json.dumps(line | {"hash": every[0].sum().item()}) + "\n")
+        return found
+
+    return hashed
+
+
+def hash_of(value):
+    """Another number for another content, place by place; int64 []."""
+    import torch
+
+    bits = value.contiguous().flatten()
+    bits = bits.view(torch.int32) if bits.dtype == torch.float32 else bits
+    places = torch.arange(1, bits.numel() + 1, device=bits.device)
+    mixed = (bits.to(torch.int64) + 0x9E3779B9) * (places * 0x85EBCA6B + 0xC2B2AE35)
+    return (mixed ^ (mixed >> 29)).sum()
+
+
+def watch_ranks(module, name):
+    setattr(module, name, hash_steps(name, getattr(module, name)))
+
+
+#: Module -> what to do once it has been executed.
+HOOKS = {}
+if os.environ.get("DDTREE_WATCH"):
+    HOOKS["sglang.srt.model_executor.model_runner"] = lambda module: watch(module, os.environ["DDTREE_WATCH"])
+if os.environ.get("DDTREE_RANKS"):
+    PACKAGE = "sglang.srt.speculative.ddtree"
+    HOOKS[f"{PACKAGE}.tree"] = lambda module: watch_ranks(module, "build_tree")
+    HOOKS[f"{PACKAGE}.accept"] = lambda module: watch_ranks(module, "accept_paths")
+
+
 class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Runs `watch` once the module has been executed."""
+    """Runs a module's hook once the module has been executed."""
+
+    def __init__(self):
+        self._loaders = {}
 
     def find_spec(self, name, path=None, target=None):
-        if name != MODULE:
+        if name not in HOOKS or name in self._loaders:
             return None
-        sys.meta_path.remove(self)
         spec = importlib.machinery.PathFinder.find_spec(name, path)
-        self._loader, spec.loader = spec.loader, self
+        self._loaders[name], spec.loader = spec.loader, self
         return spec
 
     def create_module(self, spec):
-        return self._loader.create_module(spec)
+        return self._loaders[spec.name].create_module(spec)
 
     def exec_module(self, module):
-        self._loader.exec_module(module)
-        watch(module, os.environ["DDTREE_WATCH"])
+        self._loaders[module.__spec__.name].exec_module(module)
+        HOOKS[module.__spec__.name](module)
 
 
-if os.environ.get("DDTREE_WATCH"):
+if HOOKS:
     sys.meta_path.insert(0, AfterImport())
