@@ -167,7 +167,7 @@ if os.environ.get("DDTREE_WATCH"):
 if os.environ.get("DDTREE_RANKS"):
     PACKAGE = "sglang.srt.speculative.ddtree"
     HOOKS[f"{PACKAGE}.tree"] = lambda module: watch_ranks(module, "build_tree")
-    HOOKS[f"{PACKAGE}.accept"] = lambda module: watch_ranks(module, "accept_paths")
+    HOOKS[f"{PACKAGE}.accept"] = lambda module: watch_ranks(module, "accept")
 
 
 class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
