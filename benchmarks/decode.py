@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How fast plain decoding, DFLASH and DDTREE decode at several concurrencies, and what a step is made of.
+
+    benchmarks/decode.py --site DIR --pair DIR --out FILE [--padded-like 8b] [--limit 450] [--cpu]
+
+DIR of --site holds an installed or unpacked `sglang`, importable together with its dependencies; DIR of --pair holds
+`target/`, `draft/` and `prompts.json` (lists of token ids). Needs one NVIDIA GPU, no network. With --padded-like the
+pair gets the cost of a large model first (`pad_pair.py`), and its outputs are compared with the pair's own.
+
+The package is patched with the product's own verbs and rolled back at the end. One engine each decodes plainly, with
+DFLASH and with DDTREE; they start together on one GPU, have CUDA graphs and the same scheduler, and are measured one at
+a time. Budgets are asked for by request (`custom_params["ddtree_budget"]`) from one engine that captured them all. What
+is measured and how: `decode_figures.DEFINITIONS`, which every result holds. --limit drops the last rounds first, then
+stages; from the third round on an arm that is slower than --hopeless of the best one at its concurrency is left out,
+except at concurrency 1. FILE is written as the run goes on: a run that is cut keeps what it has. Plots: `plots.py`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import decode_figures
+from decode_engines import Arm, Bench, Started, concurrencies, engine_arguments, environment, gpu_check
+from decode_padding import compare_texts
+
+
+#: Seconds that the stages of a step are measured for, per arm and concurrency.
+STAGE_SECONDS = 0.3
+ALWAYS = ("plain", "DFLASH", "DDTREE auto")
+
+
+class Run:
+    """A run of all arms: what it has found, and the time that is left."""
+
+    def __init__(self, options: argparse.Namespace, start: float) -> None:
+        self.options, self.end = options, start + options.limit
+        self.start = start
+        self.prompts = [p[: options.prompt_tokens] for p in json.loads((options.pair / "prompts.json").read_text())]
+        self.count = 0
+        self.prefill: dict[int, float] = {}
+        self.result: dict[str, Any] = {
+            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "definitions": decode_figures.DEFINITIONS,
+            "block": 0,
+            "arms": [],
+            "measurements": [],
+            "stages": [],
+            "dropped": [],
+            "phases": {},
+        }
+
+    def left(self) -> float:
+        """Seconds before the run has to end."""
+        return self.end - time.monotonic()
+
+    def phase(self, name: str) -> None:
+        """Note how many seconds the run has taken up to here."""
+        self.result["phases"][name] = round(time.monotonic() - self.start, 1)
+        print(f"[{time.monotonic() - self.start:4.0f} s] {name}", flush=True)
+        self.save()
+
+    def save(self) -> None:
+        """Write all that is known; all of it or nothing."""
+        self.result["figures"] = decode_figures.figures(self.result)
+        draft = self.options.out.with_suffix(".draft")
+        draft.write_text(json.dumps(self.result, default=str))
+        draft.rename(self.options.out)
+
+    def measure(self, started: Started, arm: Arm, size: int, first: int, **changes: Any) -> dict[str, Any] | None:
+        """One measurement: the figures of its steps, or None when no step held all requests."""
+        self.count += 1
+        asked = {
+            "measure": f"m{self.count}",
+            "prompts": [self.prompts[(first + i) % len(self.prompts)] for i in range(size)],
+            "tokens": self.options.tokens,
+            "seconds": self.options.seconds + self.prefill.get(size, 0.0),
+            "budget": arm.budget,
+        }
+        answer = started.engines[arm.engine].ask(asked | changes)
+        self.result.setdefault("memory", {})[arm.engine] = answer["memory"]
+        found = decode_figures.window(answer["steps"], size)
+        if found is None:
+            self.drop(f"{arm.name} at concurrency {size}: no whole step{''.join(f', {e}' for e in answer['errors'])}")
+        return found
+
+    def drop(self, note: str) -> None:
+        """Say once what is missing."""
+        if note not in self.result["dropped"]:
+            self.result["dropped"].append(note)
+
+
+def main() -> None:
+    """Patch, start, compare, measure, report."""
+    options = parse()
+    run = Run(options, time.monotonic())
+    with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
+        workdir = (options.keep or Path(scratch)).absolute()
+        workdir.mkdir(parents=True, exist_ok=True)
+        padding = threading.Thread(target=pad, args=(run, workdir))
+        padding.start()
+        if not options.patched:
+            for verb, *flags in (["snapshot"], ["patch"], ["verify"], ["push", "--yes"]):
+                gpu_check.product(options, workdir, verb, *flags)
+        try:
+            if not options.cpu:
+                compile_site(options)
+            padding.join()
+            run.phase("patched and padded")
+            whole(run, workdir)
+        finally:
+            run.save()
+            if not options.patched:
+                gpu_check.product(options, workdir, "rollback", "--yes")
+    print(decode_figures.report(run.result))
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--site", type=Path, required=True)
+    parser.add_argument("--pair", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True, help="the result, JSON")
+    parser.add_argument("--padded-like", help="pad the pair first: `pad_pair.py --like`")
+    parser.add_argument("--concurrency", default="1,2,4,8,16,32,48")
+    parser.add_argument("--budgets", default="", help="of the engine that chooses; default: its own")
+    parser.add_argument("--more", default="16,256", help="budgets of a further engine, measured up to concurrency 8")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128, help="per request at most")
+    parser.add_argument("--prompt-tokens", type=int, default=320)
+    parser.add_argument("--seconds", type=float, default=0.5, help="of decoding per measurement at most")
+    parser.add_argument("--rows", type=int, default=2080, help="most rows of a step for which trees have graphs")
+    parser.add_argument("--hopeless", type=float, default=0.75)
+    parser.add_argument("--settle", type=float, default=1.5, help="seconds that auto decodes before the first round")
+    parser.add_argument("--stages", default="1,8,32", help="concurrencies at which the stages of a step are measured")
+    parser.add_argument("--without-calibration", action="store_true", help="a second DDTREE engine as a control")
+    parser.add_argument("--limit", type=float, default=450, help="seconds for everything")
+    parser.add_argument("--start-limit", type=float, default=300, help="seconds for the engines to start")
+    parser.add_argument("--scratch", type=Path, help="folder for the padded pair (20 GB) and logs")
+    parser.add_argument("--keep", type=Path, help="keep them in this folder")
+    parser.add_argument("--python", default=sys.executable, help="the interpreter that imports SGLang")
+    parser.add_argument("--patched", action="store_true", help="the site is patched already; leave it so")
+    parser.add_argument("--cpu", action="store_true", help="try the script out on the CPU engine of the tests")
+    return parser.parse_args()
+
+
+def pad(run: Run, workdir: Path) -> None:
+    """Make the padded pair, if one is wanted, and note how long that took."""
+    if run.options.padded_like:
+        start = time.monotonic()
+        script = Path(__file__).resolve().parent / "pad_pair.py"
+        target = workdir / "padded"
+        command = [
+            run.options.python,
+            str(script),
+            str(run.options.pair),
+            str(target),
+            "--like",
+            run.options.padded_like,
+        ]
+        subprocess.run(command, env=environment(run.options), check=True)
+        run.result["padding"] = {"like": run.options.padded_like, "seconds": time.monotonic() - start}
+
+
+def compile_site(options: argparse.Namespace) -> None:
+    """Byte-compile the site on all cores: several engines would each do it on one."""
+    command = [options.python, "-m", "compileall", "-q", "-j", str(os.cpu_count()), str(options.site)]
+    subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def whole(run: Run, workdir: Path) -> None:
+    """Everything that needs the patched site."""
+    options = run.options
+    bench = Bench(options, workdir / "padded" if options.padded_like else options.pair)
+    run.result |= {"block": bench.block, "machine": machine(options)}
+    jobs = dict(bench.engines)
+    if options.padded_like:
+        jobs["unpadded"] = engine_arguments(options, options.pair, [1, 4, 16])
+    with Started(options, workdir, jobs) as started:
+        started.wait(min(options.start_limit, run.left()))
+        run.result["engines"] = {
+            name: {"arguments": engine.arguments, **engine.ready} for name, engine in started.engines.items()
+        }
+        run.result["dropped"] += [f"engine {name}: {text[-600:]}" for name, text in started.failed.items()]
+        bench.add_budgets(started.engines)
+        run.result["arms"] = [vars(arm) for arm in bench.arms]
+        run.phase("engines ready")
+        arms = [arm for arm in bench.arms if arm.engine in started.engines]
+        try:
+            if "unpadded" in started.engines:
+                run.result["padding"]["texts"] = compare_texts(
+                    started,
+                    ("plain", "dflash", "ddtree"),
+                    run.prompts[: 4 if options.cpu else 16],
+                    8 if options.cpu else 64,
+                )
+                started.engines.pop("unpadded").close()
+                run.phase("padded texts compared")
+            warm_up(run, started, arms)
+            run.phase("warmed up")
+            reserve = STAGE_SECONDS * 2 * len(arms) * len(options.stages.split(","))
+            rounds(run, started, arms, bench.block, reserve)
+            run.phase("rounds measured")
+            stages(run, started, arms, bench.block)
+            run.phase("stages measured")
+        finally:
+            for name, engine in started.engines.items():
+                if engine.process.poll() is None:
+                    run.result["engines"][name]["info at the end"] = engine.ask({"info": True}, 20)
+
+
+def warm_up(run: Run, started: Started, arms: list[Arm]) -> None:
+    """Compile what is compiled at first use, and learn how long the prefill of each concurrency takes."""
+    sizes = concurrencies(run.options)
+    plain = next((arm for arm in arms if arm.name == "plain"), arms[0])
+    for size in (sizes[-1], *reversed(sizes)):
+        begin = time.monotonic()
+        run.measure(started, plain, size, 0, tokens=2, seconds=60)
+        run.prefill[size] = time.monotonic() - begin
+    run.result["dropped"].clear()  # two tokens hold no whole step
+    for arm in arms:
+        run.measure(started, arm, 1, 0, tokens=24, seconds=60)
+
+
+def rounds(run: Run, started: Started, arms: list[Arm], block: int, reserve: float) -> None:
+    """All rounds, as far as the time goes; `reserve` seconds are left over."""
+    options = run.options
+    for number in range(options.rounds):
+        for size in concurrencies(options):
+            if number == 0:
+                for arm in (arm for arm in arms if arm.name.startswith("DDTREE auto") and options.settle):
+                    run.measure(started, arm, size, 0, tokens=1500, seconds=options.settle + run.prefill[size])
+            chosen = [arm for arm in arms if wanted(run, arm, size, number, block)]
+            turn = number % len(chosen)
+            for arm in chosen[turn:] + chosen[:turn]:
+                if run.left() < reserve + 5:
+                    run.drop(f"from {arm.name} at concurrency {size} in round {number + 1} on: no time left")
+                    return
+                found = run.measure(started, arm, size, number * size)
+                if found:
+                    run.result["measurements"].append({"round": number, "concurrency": size, "arm": arm.name, **found})
+            run.save()
+        run.phase(f"round {number + 1}")
+
+
+def wanted(run: Run, arm: Arm, size: int, number: int, block: int) -> bool:
+    """Whether an arm is measured: trees need a graph, and from the third round on a chance to be the best."""
+    options = run.options
+    if not served(run, arm, size, block):
+        run.drop(f"{arm.name} at concurrency {size}: no graph of {size * arm.rows(block)} rows")
+        return False
+    if arm.name in ALWAYS or size == 1 or number < 2:
+        return True
+    rows = decode_figures.cells([m for m in run.result["measurements"] if m["concurrency"] == size])
+    speeds = {row["arm"]: row["tok_s"]["median"] for row in rows}
+    if arm.name in speeds and speeds[arm.name] < options.hopeless * max(speeds.values()):
+        run.drop(f"{arm.name} at concurrency {size} after two rounds: below {options.hopeless} of the best arm")
+        return False
+    return True
+
+
+def served(run: Run, arm: Arm, size: int, block: int) -> bool:
+    """Whether the arm has a graph for so many requests."""
+    if arm.engine == "ddtree-more":
+        return size <= 8
+    return arm.budget in (None, "chain") or size * arm.rows(block) <= run.options.rows
+
+
+def stages(run: Run, started: Started, arms: list[Arm], block: int) -> None:
+    """Time the stages of each tree arm's steps; a run of its own, so that events disturb no round."""
+    trees = [arm for arm in arms if arm.name.startswith("DDTREE") and "uncalibrated" not in arm.name]
+    for size in [int(text) for text in run.options.stages.split(",") if text]:
+        for arm in trees:
+            if not served(run, arm, size, block):
+                continue
+            if run.left() < 5:
+                run.drop(f"stages from {arm.name} at concurrency {size} on: no time left")
+                return
+            engine = started.engines[arm.engine]
+            switch = engine.stages.with_name(engine.stages.name + ".on")
+            done = len(read_lines(engine.stages))
+            switch.touch()
+            run.measure(started, arm, size, 0, seconds=STAGE_SECONDS + run.prefill[size])
+            switch.unlink()
+            steps = [step for step in read_lines(engine.stages)[done:] if step.get("batch") == size]
+            run.result["stages"].append({"concurrency": size, "arm": arm.name, "steps": steps[1:]})
+    if not any(entry["steps"] for entry in run.result["stages"]):
+        run.drop("stages: the engines wrote none")
+
+
+def read_lines(file: Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file that may not be there."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def machine(options: argparse.Namespace) -> dict[str, Any]:
+    """What the figures were measured on."""
+    code = (
+        "import json, torch; "
+        "name = torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'; "
+        "print(json.dumps({'device': name, 'torch': torch.__version__}))"
+    )
+    done = subprocess.run([options.python, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout) | {"cores": os.cpu_count()}
+
+
+if __name__ == "__main__":
+    main()

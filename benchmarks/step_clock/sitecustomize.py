@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When each step of an engine was done, seen from inside its scheduler; the same for every algorithm.
+
+Put this folder on PYTHONPATH and name a file in `DECODE_CLOCK`. Behind every `Scheduler.process_batch_result` there is
+one record: the batch's first request id, the time, `d` for a decode step and `p` for anything else, requests, output
+tokens of all of them so far, and how many of them are finished. Records wait in memory while requests run and are
+written when one has finished. A record takes some microseconds.
+"""
+
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import runpy
+import sys
+import time
+from pathlib import Path
+
+
+MODULE = "sglang.srt.managers.scheduler"
+
+
+def watch(module, target):
+    """Wrap `Scheduler.process_batch_result`."""
+    plain, waiting = module.Scheduler.process_batch_result, []
+
+    def process_batch_result(self, batch, result, *args, **kwargs):
+        reqs = list(batch.reqs or [])
+        kind = "d" if batch.forward_mode.is_decode() else "p"
+        given = plain(self, batch, result, *args, **kwargs)
+        finished = sum(req.finished() for req in reqs)
+        if reqs:
+            tokens = sum(len(req.output_ids) for req in reqs)
+            waiting.append([reqs[0].rid, time.perf_counter(), kind, len(reqs), tokens, finished])
+        if finished or len(waiting) > 1000:
+            with open(target, "a") as out:
+                out.write("".join(json.dumps(record) + "\n" for record in waiting) + json.dumps(peak()) + "\n")
+            waiting.clear()
+        return given
+
+    module.Scheduler.process_batch_result = process_batch_result
+
+
+def peak():
+    """The most device memory that this process has held, in bytes: tensors, and what PyTorch keeps for them."""
+    import torch
+
+    if not torch.cuda.is_initialized():
+        return {"allocated": 0, "reserved": 0}
+    return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
+
+
+class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads the module as usual and wraps its scheduler."""
+
+    def __init__(self, target):
+        self._target, self._busy = target, False
+
+    def find_spec(self, name, path=None, target=None):
+        if name != MODULE or self._busy:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._busy = False
+        self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec):
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module):
+        self._loader.exec_module(module)
+        watch(module, self._target)
+
+
+if os.environ.get("DECODE_CLOCK"):
+    import importlib.util
+
+    sys.meta_path.insert(0, AfterImport(os.environ["DECODE_CLOCK"]))
+
+# Python imports one sitecustomize; another one on the path gets its turn here.
+_here = Path(__file__).resolve().parent
+for _folder in sys.path:
+    _other = Path(_folder or ".") / "sitecustomize.py"
+    if _other.exists() and _other.resolve().parent != _here:
+        runpy.run_path(str(_other), run_name="sitecustomize")
+        break

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A padded pair (benchmarks/pad_pair.py) in the real engine: the tokens and drafts of the small one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engine import harness
+from tests.engine.conftest import CALLS
+from tests.engine.test_decode import accept_length, outputs
+
+
+#: More layers, a hidden state that is no multiple, groups of three instead of two, wider heads, more tokens.
+SHAPE = "6,3,160,6,2,64,256,300"
+ARMS = {"DFLASH": {}, "DDTREE": {"speculative_ddtree_budget": 16}}
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny pair, padded in every direction."""
+    out = tmp_path_factory.mktemp("padded")
+    script = harness.PROJECT / "benchmarks/pad_pair.py"
+    subprocess.run([harness.ENGINE_PYTHON, script, harness.PAIR, out, "--like", SHAPE], check=True, timeout=100)
+    return out
+
+
+def decode(site: Path, pair: Path, algorithm: str, folder: Path) -> dict[str, Any]:
+    model = {"model_path": str(pair / "target"), "speculative_draft_model_path": str(pair / "draft")}
+    return harness.decode(site, harness.engine_args(algorithm, **ARMS[algorithm] | model), CALLS, folder)
+
+
+@pytest.mark.parametrize("algorithm", ARMS)
+def test_a_padded_pair_says_and_accepts_what_the_pair_does(
+    site: Path, padded: Path, algorithm: str, tmp_path: Path
+) -> None:
+    """Token for token in float32, in as many steps."""
+    config = json.loads((padded / "target/config.json").read_text())
+    assert (config["hidden_size"], config["num_hidden_layers"], config["vocab_size"]) == (160, 6, 300)
+    large = decode(site, padded, algorithm, tmp_path / "padded")
+    small = decode(site, harness.PAIR, algorithm, tmp_path / "small")
+    assert outputs(large) == outputs(small)
+    assert accept_length(large) == accept_length(small)
