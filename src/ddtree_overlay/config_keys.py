@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import difflib
+import ipaddress
 import re
 import shlex
 from collections.abc import Iterable, Mapping
@@ -85,6 +86,18 @@ def _is_url(value: str) -> bool:
         return False
     plain = not (parts.query or parts.fragment or parts.username or " " in value)
     return parts.scheme in {"http", "https"} and bool(parts.hostname) and port != 0 and plain
+
+
+def is_loopback(address: str) -> bool:
+    """Whether `address` means the machine that uses it, and can be reached from no other."""
+    if address.rstrip(".").lower() == "localhost":
+        return True
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    # A server that listens on every address (0.0.0.0) is asked there by its own machine only.
+    return found.is_loopback or found.is_unspecified
 
 
 def words_of(command: str | list[str]) -> tuple[str, ...]:

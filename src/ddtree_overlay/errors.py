@@ -113,7 +113,7 @@ EXIT_CODES = {
     0: "done, or nothing to do",
     1: "failed; nothing was changed",
     2: "bad arguments or configuration",
-    3: "differences or findings (verify, doctor, --exit-code, --check, --try)",
+    3: "differences or findings (verify, doctor, tune, --exit-code, --check, --try)",
     4: "conflict: files are not the expected base, or changed since the plan",
     5: "another deployment holds the lock",
     6: "failed half-way; rolled back cleanly",

@@ -7,11 +7,12 @@ rich is imported only once something is really coloured, so plain runs and `--he
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import sys
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -76,6 +77,28 @@ class Screen:
         """Say on stderr what is going on; silent with `-q`."""
         if self.verbosity >= 0:
             self._write(sys.stderr, [row((text, "dim"))])
+
+    @contextlib.contextmanager
+    def progress(self, total: int) -> Iterator[Callable[[str], None]]:
+        """Show on stderr how far a command of `total` steps is; call what it gives with the name of the next step.
+
+        A bar on a terminal, one line a step elsewhere, nothing with `-q`.
+        """
+        if self.verbosity < 0 or sys.stderr is None or not sys.stderr.isatty():
+            done = itertools.count(1)
+            yield lambda text: self.note(f"{next(done)} of {total}: {text}")
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        colour = self._coloured(sys.stderr)
+        console = Console(stderr=True, no_color=not colour, color_system="standard" if colour else None)
+        text = TextColumn("{task.description}", markup=False)
+        columns = (text, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(elapsed_when_finished=True))
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task("", total=total)
+            started = itertools.count()
+            yield lambda text: bar.update(task, description=text, completed=next(started))
 
     def warn(self, text: str) -> None:
         """Say on stderr what the user should know, also with `-q`."""

@@ -18,7 +18,20 @@ from ddtree_overlay.errors import EXIT_CODES
 
 
 PROJECT = Path(__file__).parents[2]
-VERBS = ["snapshot", "patch", "verify", "diff", "push", "rollback", "confirm", "status", "history", "doctor", "export"]
+VERBS = [
+    "snapshot",
+    "patch",
+    "verify",
+    "diff",
+    "push",
+    "rollback",
+    "confirm",
+    "status",
+    "history",
+    "doctor",
+    "export",
+    "tune",
+]
 HEAVY = {"libcst", "paramiko", "rich", "packaging", "cryptography", "ddtree_overlay.deploy", "ddtree_overlay.patching"}
 
 

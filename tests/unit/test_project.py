@@ -52,7 +52,7 @@ def test_only_the_manifests_of_releases_are_under_version_control(tmp_path, path
 def test_every_command_that_a_message_advises_names_its_target():
     """What a user copies from a message must run as it stands."""
     advised = re.compile(
-        r"(?<!`)ddtree-overlay (?:snapshot|patch|verify|diff|push|rollback|status|history|doctor)\b(?! [-{])"
+        r"(?<!`)ddtree-overlay (?:snapshot|patch|verify|diff|push|rollback|status|history|doctor|tune)\b(?! [-{])"
     )
     loose = []
     for path in sorted((PROJECT / "src").rglob("*.py")):

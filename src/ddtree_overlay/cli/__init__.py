@@ -18,6 +18,7 @@ from ddtree_overlay.cli.inspecting import doctor, history, status
 from ddtree_overlay.cli.options import CancelledError
 from ddtree_overlay.cli.proving import confirm
 from ddtree_overlay.cli.snapshotting import snapshot
+from ddtree_overlay.cli.tuning import tune
 from ddtree_overlay.errors import EXIT_CODES, OverlayError, UsageError
 from ddtree_overlay.render import Screen, silence
 
@@ -117,7 +118,7 @@ def cli() -> None:
     """
 
 
-for _verb in (snapshot, patch, verify, diff, push, rollback, confirm, status, history, doctor, export):
+for _verb in (snapshot, patch, verify, diff, push, rollback, confirm, status, history, doctor, export, tune):
     cli.add_command(_verb)
 
 

@@ -38,9 +38,12 @@ _GROUP = click.Option(["--group"], multiple=True, metavar="NAME", help="The host
 _RELEASE = click.Option(["--release"], metavar="VERSION", help="The published wheel of a release.")
 _ROOT = click.Option(["--root"], type=_FILE, metavar="PATH", help="A package folder on this machine.")
 _PYTHON = click.Option(["--python"], metavar="PATH", help="The interpreter that imports SGLang there.")
+_SERVER = click.Option(["--host"], multiple=True, metavar="NAME", help="The server of a host of deploy.toml.")
+_URL = click.Option(["--url"], metavar="URL", help="Where a server listens, as seen from here.")
 #: What a verb can be pointed at.
 INSTALLED = (_HOST, _GROUP, _ROOT, _PYTHON)
 ANYTHING = (_HOST, _GROUP, _RELEASE, _ROOT, _PYTHON)
+SERVED = (_SERVER, _URL)
 
 _COMMON = (
     click.Option(["--json", "as_json"], is_flag=True, help="Print one JSON object on stdout."),
@@ -134,7 +137,7 @@ def verb(
                 config, workdir = given.pop("config"), given.pop("workdir")
                 flags = (*option_words("--config", config), *option_words("--workdir", workdir))
                 app = App(screen, Workspace.find(workdir), config, patience, accept_new, flags)
-                found = find_targets(app, release_allowed=_RELEASE in targets, **named)
+                found = find_targets(app, allowed=[o.opts[0] for o in targets], **named)
                 if isinstance(found, Fleet):
                     return _on_target(fleet or functools.partial(_one_by_one, function), app, found, given)
                 for option in fleet_options:

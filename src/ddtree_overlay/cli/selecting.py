@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a verb works on: one installed or published SGLang, or the hosts of a fleet."""
+"""What a verb works on: one installed, published or serving SGLang, or the hosts of a fleet."""
 
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ddtree_overlay.config import Host
+from ddtree_overlay.config_keys import problem
 from ddtree_overlay.errors import UsageError
 from ddtree_overlay.manifest import sha256
 from ddtree_overlay.reports import listed
@@ -21,14 +24,18 @@ if TYPE_CHECKING:
     from ddtree_overlay.cli.options import App
 
 
+_WORDS = {"--host": "NAME", "--group": "NAME", "--release": "VERSION", "--url": "URL", "--root": "PATH"}
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One installed or published SGLang: a host, a package folder, or a release. `name` is its snapshot's name."""
+    """One SGLang: a host, a package folder, a release, or a server. `name` is what it is called, its snapshot too."""
 
     name: str
     flag: str
     host: Host | None = None
     release: str | None = None
+    url: str | None = None
 
     def command(self, verb: str) -> str:
         """The command line that runs `verb` on this target."""
@@ -69,7 +76,8 @@ def find_targets(
     root: Path | None = None,
     release: str | None = None,
     python: str | None = None,
-    release_allowed: bool = False,
+    url: str | None = None,
+    allowed: Sequence[str] = (),
 ) -> Target | Fleet:
     """The one target, or the fleet, that the options name. A group is a fleet even if it has one host only.
 
@@ -79,8 +87,9 @@ def find_targets(
     names = list(dict.fromkeys(host))
     if not group and len(names) <= 1:
         first = names[0] if names else None
-        return find_target(app, host=first, root=root, release=release, python=python, release_allowed=release_allowed)
-    others = [name for name, value in (("--release", release), ("--root", root)) if value is not None]
+        return find_target(app, host=first, root=root, release=release, python=python, url=url, allowed=allowed)
+    given = (("--release", release), ("--root", root), ("--url", url))
+    others = [name for name, value in given if value is not None]
     if others:
         several = "--group" if group else "--host"
         raise UsageError(f"{several} and {' and '.join(others)} exclude each other", next_step=f"leave {others[0]} out")
@@ -103,20 +112,24 @@ def find_target(
     root: Path | None = None,
     release: str | None = None,
     python: str | None = None,
-    release_allowed: bool = False,
+    url: str | None = None,
+    allowed: Sequence[str] = (),
 ) -> Target:
-    """The one target that the options name.
+    """The one target that the options name; `allowed` are the options that the verb has.
 
     Raises:
         UsageError: None or several are named, or an option does not belong to the one that is.
     """
-    given = [name for name, value in (("--host", host), ("--release", release), ("--root", root)) if value is not None]
+    every = (("--host", host), ("--release", release), ("--root", root), ("--url", url))
+    given = [name for name, value in every if value is not None]
     if len(given) != 1:
-        known = ", ".join(["--host NAME", "--group NAME", *(["--release VERSION"] if release_allowed else [])])
+        *known, last = [f"{name} {word}" for name, word in _WORDS.items() if name in allowed]
         raise UsageError(
             f"{' and '.join(given)} exclude each other" if given else "no target was named",
-            next_step=f"name exactly one of {known} or --root PATH",
+            next_step=f"name exactly one of {', '.join(known)} or {last}",
         )
+    if url is not None:
+        return _server_target(app, url)
     if host is not None:
         found = app.deploy().host(host)
         flag = shlex.join(["--host", host, *option_words("--python", python), *app.flags])
@@ -130,6 +143,15 @@ def find_target(
     assert release is not None
     check_release_name(release)
     return Target(f"sglang-{release}", shlex.join(["--release", release, *app.flags]), release=release)
+
+
+def _server_target(app: App, url: str) -> Target:
+    wrong = problem("url", url)
+    if wrong:
+        shown = "--url" if "@" in url else f"--url {url}"  # what stands before an @ may be a password
+        raise UsageError(f"{shown}: it {wrong}", next_step="name it as http://ADDRESS:PORT")
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", urlsplit(url).netloc).strip("-")
+    return Target(name, shlex.join(["--url", url, *app.flags]), url=url.rstrip("/"))
 
 
 def option_words(name: str, value: object) -> list[str]:

@@ -1,0 +1,424 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tune` as a command, against servers that answer well, badly or not at all; a real SGLang is in tests/engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.commands import Ran, clean_environ
+from tests.support.relay import Relay
+from tests.support.sshd import SshServer
+from tests.support.tunable import INFO, Tunable
+
+
+ARMS = ("chain", "4", "7", "16", "auto")
+#: For what any measurement shows.
+SHORT = ("--rounds", "1", "--requests", "1", "--concurrency", "1", "--no-plot")
+QUICK = ("--rounds", "3", "--requests", "4", "--concurrency", "1,4", "--no-plot")
+
+
+@pytest.fixture
+def tunable():
+    """A server on which 7 is the fastest tree at any load."""
+    with Tunable(seconds={"chain": 0.06, "4": 0.05, "7": 0.02, "16": 0.07, "auto": 0.02}) as server:
+        yield server
+
+
+def result(done: Ran, code: int = 0) -> dict[str, Any]:
+    assert done.code == code, done
+    return json.loads(done.out)
+
+
+def test_a_measurement_compares_all_arms_and_recommends_flags(run, tunable):
+    """Every arm at every concurrency, the gain over the chain, and one line of flags."""
+    done = run("tune", "--url", tunable.url, *QUICK)
+
+    assert done.code == 0, done
+    rows = re.findall(r"^ {2} *(\d+)? +(\w+)(?: \*)? +[\d.]+  \[", done.out, re.MULTILINE)
+    assert rows == [(first, arm) for c in "14" for first, arm in zip((c, *[""] * 4), ARMS, strict=True)]
+    assert "recommended: --speculative-ddtree-budget auto --speculative-ddtree-budgets 4,7,16" in done.out
+    assert "1 of 40: warm-up, 1 at a time: chain" in done.err
+
+
+def test_the_result_as_json_says_everything_that_the_table_says(run, tunable):
+    """One object on stdout, as docs/tune.md describes it."""
+    value = result(run("tune", "--url", tunable.url, *QUICK, "--json"))
+
+    assert (value["schema"], value["command"], value["ok"], value["exit_code"]) == (1, "tune", True, 0)
+    assert value["server"]["budgets"] == [4, 7, 16] and value["server"]["overrides"] == ["chain", 4, 7, 16]
+    assert value["settings"]["requests"] == {"1": 4, "4": 8}
+    cell = next(c for c in value["cells"] if (c["arm"], c["concurrency"]) == ("7", 4))
+    assert cell["rounds"] == 3 and cell["requests"] == 24 and cell["errors"] == {}
+    assert cell["against_chain"]["verdict"] == "faster" and cell["against_chain"]["min"] > 1.5
+    assert cell["latency_s"]["p50"] >= 0.02 and cell["accept_length"] == pytest.approx(128 / 42, rel=1e-3)
+    assert value["recommendation"]["arm"] == "auto" and value["fault"] is None and value["not_measured"] == []
+
+
+def test_as_many_requests_are_in_flight_as_were_asked_for(run, tunable):
+    """Never more, and the asked number is reached: one arm at a time."""
+    result(run("tune", "--url", tunable.url, *QUICK, "--arms", "7,chain", "--concurrency", "3", "--json"))
+
+    assert max(flying for _, flying in tunable.seen) == 3
+    assert {arm for arm, _ in tunable.seen} == {"7", "chain", "auto"}  # the prompts are tried with what is served
+    changes = sum(a[0] != b[0] for a, b in zip(tunable.seen, tunable.seen[1:], strict=False))
+    assert changes <= 1 + 2 * 4
+
+
+def test_a_plot_is_written_where_it_is_asked_for(run, tunable, workspace):
+    """A PNG, at its default place in the workspace or where --plot says."""
+    pytest.importorskip("matplotlib")
+    short = (*SHORT[:-1], "--arms", "chain,7")
+    named = result(run("tune", "--url", tunable.url, *short, "--plot", "my.svg", "--json"))
+    default = result(run("tune", "--url", tunable.url, *short, "--json"))
+
+    assert named["plot"] == "my.svg" and (workspace / "my.svg").read_bytes().startswith(b"<?xml")
+    assert Path(default["plot"]) == workspace / f"tune-127.0.0.1-{tunable.port}.png"
+    assert Path(default["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert not list(workspace.glob(".tune-*"))
+
+
+@pytest.mark.parametrize(
+    ("name", "says"), [("x.txt", ".png or .svg or .pdf"), ("none/x.png", "mkdir -p"), ("..", "a plot is")]
+)
+def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(run, tunable, name, says):
+    """Minutes of measuring end in no surprise."""
+    done = run("tune", "--url", tunable.url, "--plot", name)
+
+    assert done.code == 2 and says in done.err and not tunable.seen
+
+
+def test_without_matplotlib_the_table_is_all_there_is(run, tunable, tmp_path):
+    """A plot that was asked for is refused at once, with the way to have it; one that was not is only missed."""
+    (tmp_path / "shadow").mkdir()
+    (tmp_path / "shadow/sitecustomize.py").write_text("import sys\nsys.modules['matplotlib'] = None\n")
+    path = {"PYTHONPATH": str(tmp_path / "shadow")}
+
+    asked = run("tune", "--url", tunable.url, *SHORT[:-1], "--plot", "x.png", **path)
+    assert asked.code == 2 and "pip install 'ddtree-overlay[plot]'" in asked.err and not tunable.seen
+    plain = run("tune", "--url", tunable.url, *SHORT[:-1], **path)
+    assert plain.code == 0 and "warning: no plot" in plain.err and "at a time" in plain.out
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"speculative_algorithm": "DFLASH"}, "does not run DDTREE, but DFLASH"),
+        ({"speculative_algorithm": None}, "no speculative decoding"),
+        ({"speculative_ddtree_overlay_id": None}, "no overlay id"),
+    ],
+)
+def test_a_server_without_this_ddtree_is_refused_and_gets_no_request(run, changes, says):
+    """Exit 1 with what, why and next."""
+    with Tunable(info=INFO | changes) as server:
+        done = run("tune", "--url", server.url)
+
+    assert done.code == 1 and says in done.err and "why:" in done.err and "next:" in done.err
+    assert not server.seen
+
+
+def test_one_budget_is_measured_and_the_restart_that_would_compare_is_named(run):
+    """No override is sent: such a server may be of an earlier overlay."""
+    with Tunable(info=INFO | {"speculative_ddtree_budget": 16, "speculative_ddtree_budgets": None}) as server:
+        done = run("tune", "--url", server.url, *SHORT)
+
+    assert done.code == 0 and {arm for arm, _ in server.seen} == {"auto"}  # which is what no override looks like
+    assert "no recommendation: this server has the budget 16 only" in done.out
+    assert "--speculative-ddtree-budgets 4,7,8,32,64" in done.out
+
+
+def test_nobody_listening_is_a_connection_failure(run):
+    """Exit 8, with what to look at."""
+    done = run("tune", "--url", "http://127.0.0.1:9", "--timeout", "5")
+
+    assert done.code == 8 and "Connection refused" in done.err and "next:" in done.err
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "does not speak HTTP"),
+        (b"", "Remote end closed"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{}", "cut short"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "does not answer like SGLang"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "does not answer like SGLang"),
+        (b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n", "answers 302"),
+        (b"HTTP/1.1 502 Bad\x1b[31m Gateway\r\nContent-Length: 0\r\n\r\n", "answers 502"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 200000\r\n\r\n" + b"[" * 200000, "does not answer like SGLang"),
+    ],
+)
+def test_what_does_not_answer_like_sglang_is_refused(run, raw, says):
+    """Another service, a gateway, a redirect: nothing is followed and nothing is believed."""
+    with Tunable(raw=raw) as server:
+        done = run("tune", "--url", server.url, "--timeout", "5")
+
+    assert done.code in {1, 8} and says in done.err and "fault in ddtree-overlay" not in done.err
+    assert "\x1b[31m" not in done.err
+
+
+def test_an_api_key_comes_from_the_environment_and_is_printed_nowhere(run, tunable):
+    """Refused without one and with a wrong one (exit 8); neither the key nor what the server says of it is shown."""
+    tunable.key = "open-sesame"
+    without = run("tune", "--url", tunable.url)
+    unset = run("tune", "--url", tunable.url, "--api-key-env", "TUNE_KEY")
+    wrong = run("tune", "--url", tunable.url, "--api-key-env", "TUNE_KEY", TUNE_KEY="guess-me")
+    split = run("tune", "--url", tunable.url, "--api-key-env", "TUNE_KEY", TUNE_KEY="a\r\nX-Evil: b")
+    right = run(
+        *("tune", "--url", tunable.url, "--api-key-env", "TUNE_KEY", *SHORT, "-vv", "--json"), TUNE_KEY="open-sesame"
+    )
+
+    assert (without.code, wrong.code) == (8, 8) and "--api-key-env NAME" in without.err
+    assert unset.code == 2 and "it is not set" in unset.err
+    assert split.code == 2 and "X-Evil" not in split.err
+    assert right.code == 0, right
+    for done in (without, unset, wrong, split, right):
+        assert not any(word in done.out + done.err for word in ("open-sesame", "guess-me", "hush-hush"))
+
+
+def test_a_busy_server_is_left_alone_unless_told_otherwise(run, tunable):
+    """Others' requests would be measured too, and slowed down."""
+    tunable.load = 3
+    done = run("tune", "--url", tunable.url, *SHORT)
+    assert done.code == 1 and "is busy: 3 requests" in done.err and "--anyway" in done.err and not tunable.seen
+
+    assert run("tune", "--url", tunable.url, *SHORT, "--anyway").code == 0
+
+
+def test_a_server_that_does_not_say_how_busy_it_is_is_measured_with_a_warning(run, tunable):
+    """Unknown is not idle."""
+    tunable.load = None
+    done = run("tune", "--url", tunable.url, *SHORT)
+
+    assert done.code == 0 and "does not say how busy it is" in done.err
+
+
+def test_a_run_beside_others_requests_is_left_out_and_said(run, tunable):
+    """A visitor of three seconds: the run that it was seen with does not count (exit 3)."""
+
+    def visit() -> None:
+        while len(tunable.seen) < 40:
+            time.sleep(0.01)
+        tunable.load = 2
+        time.sleep(3)
+        tunable.load = 0
+
+    thread = threading.Thread(target=visit)
+    thread.start()
+    value = result(run("tune", "--url", tunable.url, *QUICK, "--arms", "7,chain,16", "--json"), 3)
+    thread.join()
+
+    assert value["disturbed"] >= 1 and value["not_measured"] and value["cells"]
+
+
+def test_an_arm_that_the_server_refuses_does_not_stop_the_others(run, tunable):
+    """Its error is printed with its number, without control characters; exit 3."""
+    tunable.refuses = ("16",)
+    done = run("tune", "--url", tunable.url, *QUICK, "--color", "never")
+
+    assert done.code == 3, done
+    assert "requests failed: /generate answers 400: no lane for 16" in done.out and "\x1b" not in done.out
+    assert "not measured: 1 at a time, 16: 3 rounds" in done.out
+    assert "recommended: " in done.out
+
+
+def test_a_server_that_dies_leaves_the_table_of_what_was_measured(run, tunable):
+    """Exit 8 as for any lost connection, with the error on stderr and the table on stdout."""
+    tunable.dies_after = 80
+    value = result(run("tune", "--url", tunable.url, *QUICK, "--json"), 8)
+
+    assert value["cells"] and not value["ok"] and value["fault"]["error"] == "ConnectionFailedError"
+    assert value["not_measured"]
+
+
+def test_a_server_that_is_too_slow_is_an_error_of_each_request(run, tunable):
+    """--timeout bounds a request; the run comes to an end, with a reason."""
+    tunable.seconds = dict.fromkeys(ARMS, 30.0)
+    start = time.monotonic()
+    done = run("tune", "--url", tunable.url, *QUICK, "--timeout", "1", "--arms", "7,chain")
+
+    assert done.code == 1 and "no answer within 1 s" in done.err and time.monotonic() - start < 40
+
+
+def test_a_connection_that_stalls_half_way_comes_to_an_end(run, tunable):
+    """A relay that holds everything back after some bytes: no hang, and what was measured is shown."""
+    start = time.monotonic()
+    with Relay(tunable.port, down=20000) as relay:
+        done = run("tune", "--url", f"http://127.0.0.1:{relay.port}", *QUICK, "--timeout", "2")
+
+    assert done.code == 8 and "no answer from" in done.err and "at a time" in done.out
+    assert time.monotonic() - start < 60
+
+
+def test_the_bound_on_the_time_holds_and_what_it_cost_is_said(run, tunable):
+    """Rounds that were not measured are named; a run that was cut off is not counted."""
+    tunable.seconds = dict.fromkeys(ARMS, 0.15)
+    start = time.monotonic()
+    done = run("tune", "--url", tunable.url, "--no-plot", "--concurrency", "1", "--rounds", "50", "--seconds", "9")
+
+    assert time.monotonic() - start < 15
+    assert done.code == 0 and "ended early: the time is up" in done.out and "not measured: 1 at a time" in done.out
+
+
+def test_too_little_time_for_anything_is_a_failure(run, tunable):
+    """No empty table."""
+    tunable.seconds = {"chain": 5.0}
+    done = run("tune", "--url", tunable.url, "--no-plot", "--seconds", "2")
+
+    assert done.code == 1 and "nothing was measured: the time is up" in done.err and "--seconds" in done.err
+
+
+@pytest.mark.parametrize("late", [True, False])
+def test_an_interrupt_leaves_the_table_of_what_was_measured(workspace, tmp_path, tunable, late):
+    """Ctrl-C ends the requests in flight; exit 130, with the table, also when it is still empty."""
+    words = ["tune", "--url", tunable.url, "--no-plot", "--concurrency", "1", "--rounds", "100", "--json"]
+    tunable.seconds["16"] = 0.2
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddtree_overlay", *words],
+        cwd=workspace,
+        env=clean_environ(tmp_path / "home"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    mark = "round 2 of" if late else "warm-up"
+    line = ""
+    while mark not in line:
+        line = process.stderr.readline()
+        assert line, "it ended by itself"
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    value = json.loads(out)
+
+    assert process.returncode == 130 and value["exit_code"] == 130 and value["stopped"] == "interrupted"
+    assert bool(value["cells"]) == late and value["not_measured"]
+    end = time.monotonic() + 5
+    while tunable.flying and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not tunable.flying
+
+
+def test_the_host_of_deploy_toml_is_reached_through_ssh(run, workspace, tunable, sshd: SshServer):
+    """A server on the host's loopback device: every request goes through the connection, and no port is opened here."""
+    table = sshd.toml("gpu", "python3")
+    (workspace / "deploy.toml").write_text(f'{table}\n[hosts.gpu.health]\nurl = "{tunable.url}"\n')
+    before = sshd.log()
+    value = result(run("tune", "--host", "gpu", *QUICK, "--json"))
+
+    assert value["target"] == "gpu" and len(value["cells"]) == 10 and value["errors"] == {}
+    assert sshd.log()[len(before) :].count("Accepted publickey") == 1
+
+
+def test_a_tunnel_to_nobody_is_a_connection_failure(run, workspace, sshd: SshServer):
+    """What the host says of it is passed on."""
+    table = sshd.toml("gpu", "python3")
+    (workspace / "deploy.toml").write_text(f'{table}\n[hosts.gpu.health]\nurl = "http://127.0.0.1:9"\n')
+    done = run("tune", "--host", "gpu")
+
+    assert done.code == 8 and "gpu cannot connect to 127.0.0.1 port 9" in done.err
+
+
+@pytest.mark.usefixtures("sshd")  # where there is none, this is skipped with the others
+def test_a_host_that_forwards_nothing_is_refused_with_a_way_out(run, workspace, tmp_path, tunable):
+    """`AllowTcpForwarding no` is a common hardening."""
+    with SshServer.start(
+        tmp_path / "closed", Path(__file__).parents[2] / ".cache", options="AllowTcpForwarding no"
+    ) as closed:
+        table = closed.toml("gpu", "python3")
+        (workspace / "deploy.toml").write_text(f'{table}\n[hosts.gpu.health]\nurl = "{tunable.url}"\n')
+        done = run("tune", "--host", "gpu")
+
+    assert done.code == 8 and "AllowTcpForwarding" in done.err and "--url" in done.err
+
+
+def test_an_ssh_connection_that_breaks_leaves_what_was_measured(run, workspace, tunable, sshd: SshServer):
+    """The network goes away half-way."""
+    with Relay(sshd.port, up=60000, drop=True) as relay:
+        table = sshd.toml("gpu", "python3").replace(f"port = {sshd.port}", f"port = {relay.port}")
+        known = workspace / "known_hosts"
+        known.write_text(sshd.known_hosts.read_text().replace(str(sshd.port), str(relay.port)))
+        table = table.replace(str(sshd.known_hosts), str(known))
+        (workspace / "deploy.toml").write_text(f'{table}\n[hosts.gpu.health]\nurl = "{tunable.url}"\n')
+        value = result(run("tune", "--host", "gpu", "--timeout", "5", *QUICK, "--rounds", "9", "--json"), 8)
+
+    assert value["cells"] and "SSH connection was lost" in json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ((), "no target was named"),
+        (("--host", "ct200", "--url", "http://x:1"), "exclude each other"),
+        (("--host", "ct200"), "does not say where its server listens"),
+        (("--host", "ct200", "--host", "ct201"), "unknown host 'ct201'"),
+        (("--url", "127.0.0.1:30000"), "must look like http://"),
+        (("--url", "http://user:secret@h:1"), "must look like http://"),
+        (("--url", "ftp://h:1"), "must look like http://"),
+        (("--url", "http://h:99999"), "must look like http://"),
+        (("--url", "http://h:1", "--concurrency", "0"), "no list of numbers"),
+        (("--url", "http://h:1", "--concurrency", "1,,2"), "no list of numbers"),
+        (("--url", "http://h:1", "--concurrency", "2000"), "no list of numbers"),
+        (("--url", "http://h:1", "--concurrency", "٣"), "no list of numbers"),
+        (("--url", "http://h:1", "--seconds", "nan"), "seconds"),
+        (("--url", "http://h:1", "--temperature", "nan"), "temperature"),
+        (("--url", "http://h:1", "--rounds", "0"), "--rounds"),
+        (("--url", "http://h:1", "--plot", "x.png", "--no-plot"), "exclude each other"),
+        (("--url", "http://h:1", "--prompts", "missing.json"), "No such file"),
+        (("--url", "http://h:1", "--prompts", "."), "directory"),
+        (("--url", "http://h:1", "--prompts", "deploy.toml"), "cannot be used"),
+        (("--url", "http://h:1", "--api-key-env", ""), "not set"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_sent(run, words, says):
+    """Exit 2, and the message names what is wrong."""
+    done = run("tune", *words)
+
+    assert done.code == 2 and says in done.err and "secret" not in done.err
+
+
+def test_two_hosts_are_not_measured_at_once(run, workspace):
+    """Which of them the table is about would be a guess."""
+    with (workspace / "deploy.toml").open("a") as config:
+        config.write('[hosts.ct201]\naddress = "127.0.0.1"\n')
+    done = run("tune", "--host", "ct200", "--host", "ct201")
+
+    assert done.code == 2 and "one server at a time" in done.err
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_gone_at_the_end(workspace, tmp_path, tunable):
+    """On a terminal one line that moves, not one line a run."""
+    pty = pytest.importorskip("pty")
+    leader, follower = pty.openpty()
+    words = ["tune", "--url", tunable.url, "--no-plot", "--concurrency", "1", "--rounds", "1", "--requests", "1"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddtree_overlay", *words],
+        cwd=workspace,
+        env=clean_environ(tmp_path / "home") | {"TERM": "xterm"},
+        stdout=subprocess.PIPE,
+        stderr=follower,
+        text=True,
+    )
+    os.close(follower)
+    out, _ = process.communicate(timeout=60)
+    seen = b""
+    while True:
+        try:
+            piece = os.read(leader, 65536)
+        except OSError:
+            break
+        seen += piece
+        if not piece:
+            break
+    os.close(leader)
+
+    assert process.returncode == 0 and "at a time" in out
+    assert b"round 1 of 1, 1 at a time: " in seen and b"10/10" not in out.encode()
+    assert b"\x1b[2K" in seen or b"\x1b[1A" in seen  # the line is rewritten
