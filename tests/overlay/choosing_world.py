@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from sglang.srt.speculative.ddtree.choice import PERIOD, Chooser, Step
+from sglang.srt.speculative.ddtree.choice import Chooser, Step
 from sglang.srt.speculative.ddtree.round_times import Choice
 
 
@@ -141,7 +141,7 @@ class World:
         self._recent: list[Step] = []
         self.tokens, self.milliseconds = 0.0, 0.0
         self.history: list[tuple[float, Choice]] = []
-        self._steps = 0
+        self._steps, self._left = 0, self.chooser.period
 
     def decode(self, text: Text, batch_size: int, milliseconds: float) -> float:
         """Decode for so long: tokens per millisecond."""
@@ -168,13 +168,14 @@ class World:
         if self.noise and self._random.random() < 0.01:
             measured *= 10
         interrupted = self._random.random() < self.interrupted
-        grown = len(WIDTHS) if self._steps % PERIOD == 0 else sum(w <= choice.width for w in WIDTHS) + 1
+        grown = len(WIDTHS) if self._steps % 8 == 0 else sum(w <= choice.width for w in WIDTHS) + 1
         is_tree = choice.shape == "tree"
         rings = range(sum(w <= choice.width for w in WIDTHS))
         self._recent.append(
             Step(
                 batch_size,
                 choice,
+                batch_size,
                 milliseconds=measured,
                 gap=None if interrupted else self.gap,
                 accepted=[sum(s.accepted[r] for s in drawn) for r in rings]
@@ -187,11 +188,13 @@ class World:
             )
         )
         self._steps += 1
-        if self._steps % PERIOD == 0:
+        self._left -= 1
+        if not self._left:
             # What the device counted arrives a period late.
             self.chooser.observe(self._late)
             self._late, self._recent = self._recent, []
             self.chooser.replan()
+            self._left = self.chooser.period
 
 
 def memory_bound(batch_size: int, choice: Choice) -> float:

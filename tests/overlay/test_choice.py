@@ -42,10 +42,10 @@ def test_ten_seconds_are_within_three_percent_of_the_best_width(cost: Cost, text
 @pytest.mark.parametrize("batch_size", [1, 8, 48])
 @pytest.mark.parametrize("cost", [memory_bound, staircase])
 def test_half_a_second_is_enough_to_find_a_good_width(cost: Cost, batch_size: int) -> None:
-    """After that, whatever is not being looked at is within two percent of the best."""
+    """After that, whatever is not being looked at is within three percent of the best."""
     here = world(cost, noise=0.05)
     here.decode(CODE, batch_size, 500)
-    assert here.decode(CODE, batch_size, 2000) >= 0.98 * here.best(CODE, batch_size)[0]
+    assert here.decode(CODE, batch_size, 2000) >= 0.97 * here.best(CODE, batch_size)[0]
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 48])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which width and shape a batch is verified with: the one that promises most tokens per millisecond.
 
-Plain Python without tensors. A plan names a choice for every batch bucket and holds for a fixed number of steps, so
-that tensor-parallel ranks that share a plan switch at the same step.
+Plain Python without tensors. A plan names a choice for every batch bucket and holds for a number of steps that it names
+as well, so that tensor-parallel ranks that share a plan switch at the same step.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from sglang.srt.speculative.ddtree.accept_rates import AcceptRates
 from sglang.srt.speculative.ddtree.round_times import Choice, RoundTimes
 
 
-#: Decode steps that a plan holds for.
-PERIOD = 8
+#: Decode steps that a plan holds for: while there is something to find out, and when nothing has changed for so many
+#: periods.
+PERIOD, LONG_PERIOD, _SETTLED = 8, 24, 12
 #: A choice replaces another one that is in use if it promises so much more.
 _ADVANTAGE = 1.012
 #: Part of a bucket's time that may be lost to looking at choices that seem worse.
@@ -29,10 +30,12 @@ _REST = 6
 
 @dataclass(frozen=True)
 class Step:
-    """What one decode step showed. Sums are over the step's requests."""
+    """What one decode step showed."""
 
     batch_size: int
     choice: Choice
+    #: Requests that the sums are over: those of the batch, or the first of a large one.
+    requests: int = 0
     #: Milliseconds from before the draft to after the commit; None if they are not to be believed.
     milliseconds: float | None = None
     #: Milliseconds since the step before, if nothing came between.
@@ -80,9 +83,11 @@ class Chooser:
         #: What is used when nothing is being looked at, by bucket.
         self._best = {bucket: self._start(bucket) for bucket in self.times.buckets}
         self.plan = dict(self._best)
+        #: Steps that the plan holds for.
+        self.period = PERIOD
         self._active: set[int] = set()
         self._turn = 0
-        self._periods = 0
+        self._periods, self._changed = 0, 0
         #: Milliseconds that looks may cost by now, by bucket, and milliseconds since a choice was looked at in one.
         self._saved: dict[int, float] = defaultdict(float)
         self._waited: dict[tuple[int, Choice], float] = defaultdict(float)
@@ -101,10 +106,10 @@ class Chooser:
                 if value is not None:
                     values.append(value)
             if step.choice.shape == "chain" and step.accepted:
-                self.rates.observe_chain(step.batch_size, step.accepted[0])
+                self.rates.observe_chain(step.requests, step.accepted[0])
             elif step.choice.shape == "tree" and step.accepted:
                 self.rates.observe_tree(
-                    step.batch_size, step.choice.width, step.accepted, step.expected, step.chain_accepted
+                    step.requests, step.choice.width, step.accepted, step.expected, step.chain_accepted
                 )
         for (bucket, choice), (times, gaps) in took.items():
             self.times.observe(bucket, choice, times, gaps)
@@ -121,20 +126,22 @@ class Chooser:
         self._turn = (self._turn + 1) % len(self.times.buckets)
         due = set(self.times.buckets) if first else self._active | {self.times.buckets[self._turn]}
         emitted = {choice: self.rates.emitted(*choice) for choice in self.choices}
-        for bucket in sorted(due):
-            self._replan_bucket(bucket, emitted)
+        looking = [self._replan_bucket(bucket, emitted) for bucket in sorted(due)]
         self._active.clear()
+        settled = self._periods - self._changed > _SETTLED and not any(looking)
+        self.period = LONG_PERIOD if settled else PERIOD
 
     def table(self, bucket: int) -> list[tuple[Choice, float, float]]:
         """What a bucket's choices promise: choice, tokens a request and round, milliseconds a round."""
         return [(c, self.rates.emitted(*c), self.times.expected(bucket, c)) for c in self._allowed[bucket]]
 
     def encoded(self) -> list[int]:
-        """The plan as indices of `choices`, by bucket."""
-        return [self.choices.index(self.plan[bucket]) for bucket in self.times.buckets]
+        """The plan: the steps that it holds for, then an index of `choices` for every bucket."""
+        return [self.period, *(self.choices.index(self.plan[bucket]) for bucket in self.times.buckets)]
 
-    def adopt(self, indices: Sequence[int]) -> None:
+    def adopt(self, encoded: Sequence[int]) -> None:
         """Take over a plan that another rank made."""
+        self.period, *indices = encoded
         self.plan = {bucket: self.choices[i] for bucket, i in zip(self.times.buckets, indices, strict=True)}
 
     def _start(self, bucket: int) -> Choice:
@@ -143,15 +150,17 @@ class Chooser:
         narrow = [c for c in trees if c.width <= self.rates.chain_width]
         return max(narrow) if narrow else min(trees)
 
-    def _replan_bucket(self, bucket: int, emitted: Mapping[Choice, float]) -> None:
+    def _replan_bucket(self, bucket: int, emitted: Mapping[Choice, float]) -> bool:
+        """Plan one bucket; whether the plan is to look at a choice there."""
         times = {choice: self.times.expected(bucket, choice) for choice in self._allowed[bucket]}
         rates = {choice: emitted[choice] / time for choice, time in times.items()}
         best = max(rates, key=lambda choice: (rates[choice], -choice.width))
         if rates[best] > _ADVANTAGE * rates[self._best[bucket]]:
-            self._best[bucket] = best
+            self._best[bucket], self._changed = best, self._periods
         chosen = self._best[bucket]
         looked_at = self._look(bucket, chosen, emitted, times) if bucket in self._active else None
         self.plan[bucket] = looked_at or chosen
+        return looked_at is not None
 
     def _look(
         self, bucket: int, chosen: Choice, emitted: Mapping[Choice, float], times: Mapping[Choice, float]
@@ -170,10 +179,11 @@ class Chooser:
         }
         if chosen.shape == "none" and others:  # nothing is drafted, so one look tells of all choices
             others = [min(others, key=lambda choice: (losses[choice], choice))]
-        self._saved[bucket] += _LOOKING * period
+        passed = self.period * times[chosen]
+        self._saved[bucket] += _LOOKING * passed
         due = []
         for choice in others:
-            self._waited[bucket, choice] += period
+            self._waited[bucket, choice] += passed
             age = self.times.age(bucket, choice)
             part = 1.0 if len(others) == 1 else _FIRST if age is None else _AGAIN
             wait = max(_REST * period, losses[choice] / (part * _LOOKING))

@@ -17,6 +17,10 @@ from typing import NamedTuple
 _CLAMP = 2.0
 #: Weight of what a plan's rounds took: once a choice has been measured for a while, and when others ran in between.
 _WEIGHT, _AGAIN = 0.2, 0.4
+#: Of the first so many measurements the least counts: whatever disturbs a step makes it longer.
+_FEW = 3
+#: Until then a choice is not believed to be slower than others suggest by more than this.
+_DOUBT = 1.3
 
 
 class Choice(NamedTuple):
@@ -91,9 +95,12 @@ class RoundTimes:
             lanes[choice] = _Measured(sample, self._level[bucket])
             return
         before = lane.milliseconds * self._level[bucket] / lane.level
-        weight = max(1.0 / (lane.samples + 1), _AGAIN if lane.age > 0.0 else _WEIGHT)
-        now = before + weight * (min(max(sample, before / _CLAMP), before * _CLAMP) - before)
-        if lane.samples > 1 and lane.age == 0.0:  # the same choice as before: what has changed is the bucket
+        if lane.samples < _FEW:
+            now = min(before, sample)
+        else:
+            weight = _AGAIN if lane.age > 0.0 else _WEIGHT
+            now = before + weight * (min(max(sample, before / _CLAMP), before * _CLAMP) - before)
+        if lane.samples >= _FEW and lane.age == 0.0:  # the same choice as before: what has changed is the bucket
             self._level[bucket] *= now / before
         lane.milliseconds, lane.level = now, self._level[bucket]
         lane.samples, lane.age = lane.samples + 1, 0.0
@@ -121,13 +128,23 @@ class RoundTimes:
         thought too poor would never be tried.
         """
         lanes, level = self._measured[bucket], self._level[bucket]
-        if choice in lanes:
-            return lanes[choice].milliseconds * level / lanes[choice].level
+        times = {known: lane.milliseconds * level / lane.level for known, lane in lanes.items()}
+        if choice not in lanes:
+            return self._guess(bucket, choice, times)
+        if lanes[choice].samples < _FEW:
+            times = {known: time for known, time in times.items() if lanes[known].samples >= _FEW}
+            if times:
+                measured = lanes[choice].milliseconds * level / lanes[choice].level
+                return min(measured, _DOUBT * self._guess(bucket, choice, times))
+        return lanes[choice].milliseconds * level / lanes[choice].level
+
+    def _guess(self, bucket: int, choice: Choice, times: Mapping[Choice, float]) -> float:
+        """What a choice would take, from what others take."""
         base = self._base(bucket, choice)
-        if not lanes:
+        if not times:
             return base
-        nearest = min(lanes, key=lambda known: (abs(known.width - choice.width), known))
-        took = lanes[nearest].milliseconds * level / lanes[nearest].level
+        nearest = min(times, key=lambda known: (abs(known.width - choice.width), known))
+        took = times[nearest]
         if self._prior:
             reference = self._base(bucket, nearest)
             guess = max(min(base * took / reference, base + took - reference), 0.05 * took)
@@ -135,9 +152,8 @@ class RoundTimes:
             ratio = choice.width / nearest.width
             guess = took * (ratio if ratio <= 1.0 else ratio**0.5)
         # No width is cheaper than a narrower one, whatever start-up said.
-        known = [(lane.width, value.milliseconds * level / value.level) for lane, value in lanes.items()]
-        floor = max((time for width, time in known if width <= choice.width), default=0.0)
-        ceiling = min((time for width, time in known if width >= choice.width), default=guess)
+        floor = max((time for known, time in times.items() if known.width <= choice.width), default=0.0)
+        ceiling = min((time for known, time in times.items() if known.width >= choice.width), default=guess)
         return max(floor, min(guess, ceiling)) if choice.shape == "tree" else min(guess, ceiling)
 
     def _base(self, bucket: int, choice: Choice) -> float:

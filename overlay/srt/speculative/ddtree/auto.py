@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`--speculative-ddtree-budget auto`: the plan of the first tensor-parallel rank, followed by all at the same step."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.speculative.ddtree.choice import Choice, Chooser, Step
+
+
+if TYPE_CHECKING:
+    from sglang.srt.speculative.ddtree.accept import Acceptance
+    from sglang.srt.speculative.ddtree.observing import Observer
+    from sglang.srt.speculative.ddtree.tree import Tree
+
+#: Steps that are all counted. Later every other one is: a launch costs the host as much as a tree.
+_ALL_COUNTED = 512
+#: Every so many steps trees are grown to the widest lane, to be told what that would accept.
+_WIDEST = 8
+
+
+class Auto:
+    """Chooses each step's lane and learns from the steps.
+
+    Ranks count the same steps. When the plan's period is over, the first rank plans anew and tells the others over
+    the group of the host, so that clocks that differ cannot make ranks verify different widths.
+
+    Args:
+        chooser: Plans; only the first rank's ever learns anything.
+        observer: The first rank's.
+        group: The tensor-parallel group.
+        tell: Called on the first rank with the steps that a new plan was made from.
+    """
+
+    def __init__(
+        self, chooser: Chooser, observer: Observer | None, group: Any, tell: Callable[[list[Step]], None] | None = None
+    ) -> None:
+        self.chooser = chooser
+        self._observer = observer if group.rank_in_group == 0 else None
+        self._group = group
+        self._tell = tell
+        self._left = chooser.period
+        self._steps = 0
+        self._running: tuple[int, Choice] | None = None
+        self._widths = chooser.rates.widths
+        #: Steps of each choice so far.
+        self.ran: Counter[Choice] = Counter()
+
+    def begin(self, batch_size: int) -> Choice:
+        """A step of so many requests begins, before its draft: what it is to verify."""
+        choice = self.chooser.choose(batch_size)
+        self._running = batch_size, choice
+        if self._observer is not None:
+            self._observer.begin()
+        return choice
+
+    def grown_width(self, choice: Choice) -> int:
+        """How wide the trees of the step that runs are to be grown, at least as wide as they are verified.
+
+        The next wider lane is always asked about, and all of them now and then.
+        """
+        if choice.shape != "tree":
+            return choice.width
+        if self._steps % _WIDEST == 0:
+            return max(self._widths[-1], choice.width)
+        return min((width for width in self._widths if width > choice.width), default=choice.width)
+
+    def count(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Count the step that runs, as soon as its acceptance is known; arguments as in `tally.tally_step`."""
+        if self._observer is not None and self._running is not None and self._is_counted():
+            self._observer.count(tree, acceptance, choices)
+
+    def end(self) -> None:
+        """The step has been launched to its end; the period may be over with it."""
+        if self._running is None:
+            return
+        batch_size, choice = self._running
+        self._running = None
+        self.ran[choice] += 1
+        if self._observer is not None:
+            self._observer.end(batch_size, choice)
+        self._steps += 1
+        self._left -= 1
+        if self._left <= 0:
+            self._plan()
+            self._left = self.chooser.period
+
+    def interrupt(self) -> None:
+        """A prefill, an idle step or a step of somebody else's choice runs: nothing to learn from."""
+        self._running = None
+        if self._observer is not None:
+            self._observer.interrupt()
+
+    def _is_counted(self) -> bool:
+        return self._steps < _ALL_COUNTED or self._steps % 2 == 0
+
+    def _plan(self) -> None:
+        if self._observer is not None:
+            self._observer.end_period()
+            steps = self._observer.collect()
+            self.chooser.observe(steps)
+            self.chooser.replan()
+            if self._tell is not None:
+                self._tell(steps)
+        if self._group.world_size > 1:
+            plan = torch.tensor(self.chooser.encoded(), dtype=torch.int64)
+            torch.distributed.broadcast(plan, src=self._group.first_rank, group=self._group.cpu_group)
+            self.chooser.adopt(plan.tolist())

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`tally` in one launch: a program a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+import triton.language as tl
+
+
+if TYPE_CHECKING:
+    from sglang.srt.speculative.ddtree.accept import Acceptance
+    from sglang.srt.speculative.ddtree.tree import Tree
+
+
+@triton.jit
+def _count(
+    out,
+    widths,
+    scores,
+    ranks,
+    parents,
+    path,
+    accept_lens,
+    last_nodes,
+    bonus,
+    log_probs,
+    token_ids,
+    out_stride,
+    grown,
+    scores_stride,
+    width,
+    node_stride,
+    steps,
+    path_stride,
+    positions,
+    request_stride,
+    position_stride,
+    WIDTHS: tl.constexpr,
+    GROWN: tl.constexpr,
+    NODES: tl.constexpr,
+    STEPS: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):
+    request = tl.program_id(0).to(tl.int64)
+    accepted = tl.load(accept_lens + request)
+    last = tl.load(last_nodes + request)
+
+    grown_nodes = tl.arange(0, GROWN)
+    score = tl.load(scores + request * scores_stride + grown_nodes, mask=grown_nodes < grown, other=float("-inf"))
+    probability = tl.exp(score)
+    step = tl.arange(0, STEPS)
+    node = tl.load(path + request * path_stride + step, mask=step < steps, other=-1)
+    row = out + request * out_stride
+    for ring in tl.static_range(WIDTHS):
+        ring_width = tl.load(widths + ring)
+        tl.store(row + ring, tl.sum(((node >= 1) & (node < ring_width)).to(tl.float32)))
+        within = (grown_nodes >= 1) & (grown_nodes < ring_width)
+        tl.store(row + WIDTHS + ring, tl.sum(tl.where(within, probability, 0.0)))
+
+    rank = tl.load(ranks + request * node_stride + node, mask=node >= 0, other=0)
+    left = tl.min(tl.where((node >= 0) & (rank != 0), step, STEPS))
+    seen = tl.minimum(left - 1, accepted)
+    nodes = tl.arange(0, NODES)
+    parent = tl.load(parents + request * node_stride + nodes, mask=nodes < width, other=-2)
+    own_rank = tl.load(ranks + request * node_stride + nodes, mask=nodes < width, other=1)
+    held = tl.max(((parent == last) & (own_rank == 0)).to(tl.int32))
+    inside = accepted < positions
+    first = request * request_stride
+    wanted = tl.load(token_ids + first + accepted * position_stride, mask=inside, other=-1)
+    cut = inside & (seen == accepted) & (held == 0) & (wanted == tl.load(bonus + request))
+    position = tl.arange(0, POSITIONS)
+    behind = (position > accepted) & (position < positions)
+    level = tl.load(log_probs + first + position * position_stride, mask=behind, other=0.0)
+    rest = tl.sum(tl.where(behind, tl.exp(tl.cumsum(level)), 0.0))
+    tl.store(row + 2 * WIDTHS, seen.to(tl.float32) + tl.where(cut, 1.0 + rest, 0.0))
+
+
+def tally_by_kernel(
+    out: torch.Tensor,
+    widths: torch.Tensor,
+    tree: Tree,
+    acceptance: Acceptance,
+    choices: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    """One launch; arguments as in `tally.tally_step`."""
+    scores, path, (log_probs, token_ids) = tree.grown_scores, acceptance.path, choices
+    grown, width, steps, positions = scores.shape[1], tree.ranks.shape[1], path.shape[1], log_probs.shape[1]
+    if tree.ranks.stride() != tree.parents.stride() or log_probs.stride() != token_ids.stride():
+        raise ValueError("DDTREE: ranks and parents, and log-probabilities and tokens, are laid out alike")
+    _count[(min(len(out), len(scores)),)](
+        out,
+        widths,
+        scores,
+        tree.ranks,
+        tree.parents,
+        path,
+        acceptance.accept_lens,
+        acceptance.last_nodes,
+        acceptance.bonus,
+        log_probs,
+        token_ids,
+        out.stride(0),
+        grown,
+        scores.stride(0),
+        width,
+        tree.ranks.stride(0),
+        steps,
+        path.stride(0),
+        positions,
+        log_probs.stride(0),
+        log_probs.stride(1),
+        WIDTHS=len(widths),
+        GROWN=triton.next_power_of_2(grown),
+        NODES=triton.next_power_of_2(width),
+        STEPS=triton.next_power_of_2(steps),
+        POSITIONS=triton.next_power_of_2(positions),
+        num_warps=1,
+    )

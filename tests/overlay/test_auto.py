@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`auto` over real trees and a real clock: what is observed, what is not, and ranks that stay together."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.distributed import get_tp_group, init_distributed_environment, initialize_model_parallel
+from sglang.srt.speculative.ddtree.accept import accept
+from sglang.srt.speculative.ddtree.auto import Auto
+from sglang.srt.speculative.ddtree.choice import PERIOD, Chooser, Step
+from sglang.srt.speculative.ddtree.observing import Observer
+from sglang.srt.speculative.ddtree.round_times import Choice
+from sglang.srt.speculative.ddtree.tree import build_tree
+
+
+WIDTHS, BLOCK = (2, 4, 8, 16), 8
+CHOICES = (*(Choice(width) for width in WIDTHS), Choice(BLOCK, "chain"))
+ALONE = SimpleNamespace(rank_in_group=0, world_size=1)
+
+
+def auto(group: Any = ALONE, tell: Any = None) -> Auto:
+    """The lanes above, unmeasured."""
+    chooser = Chooser(CHOICES, (1, 2, 4, 8), chain_width=BLOCK)
+    return Auto(chooser, Observer(WIDTHS, "cpu"), group, tell)
+
+
+def step(engine: Auto, batch_size: int, *, accepts: int, seconds: float = 0.0) -> Choice:
+    """One step whose target takes the first `accepts` first choices of the drafter."""
+    choice = engine.chooser.choose(batch_size)
+    probabilities = torch.tensor([0.8, 0.1, 0.05]).log().expand(batch_size, BLOCK - 1, 3)
+    ids = torch.tensor([7, 8, 9]).expand(batch_size, BLOCK - 1, 3)
+    if choice.shape == "chain":
+        probabilities, ids = probabilities[..., :1], ids[..., :1]
+    tree = build_tree(
+        torch.zeros(batch_size, dtype=torch.int64), probabilities, ids, engine.grown_width(choice) - 1,
+        width=choice.width, chain_seed=choice.shape == "chain",
+    )  # fmt: skip
+    targets = torch.where(tree.depths < accepts, 7, 3)
+    acceptance = accept(tree, targets, prefix_lens=torch.zeros(batch_size, dtype=torch.int64), block_size=BLOCK)
+    assert engine.begin(batch_size) == choice
+    engine.count(tree, acceptance, (probabilities, ids))
+    time.sleep(seconds)
+    engine.end()
+    return choice
+
+
+def test_steps_arrive_as_they_were() -> None:
+    """Batch size, choice, time, gap and counts, a period later at most."""
+    told: list[Step] = []
+    engine = auto(tell=told.extend)
+    for _ in range(PERIOD):
+        step(engine, 3, accepts=4)
+    assert [one.milliseconds for one in told] == [None] * PERIOD  # kernels may still be compiled
+    told.clear()
+    engine.chooser.plan[4] = Choice(8)
+    for _ in range(PERIOD):
+        step(engine, 3, accepts=4, seconds=0.003)
+    assert len(told) == PERIOD
+    assert [one.batch_size for one in told] == [3] * PERIOD
+    for one in told:
+        assert one.choice == Choice(8)
+        assert one.chain_accepted >= 3 * 4
+        assert list(one.accepted) == sorted(one.accepted)
+        assert one.accepted[0] == 3
+        assert len(one.accepted) == 3
+        assert list(one.expected) == sorted(one.expected)
+        assert one.expected[0] == pytest.approx(3 * 0.8, rel=1e-5)
+        assert len(one.expected) == 4  # grown one lane further than verified, and that is the widest
+        assert one.milliseconds is not None
+        assert 3.0 <= one.milliseconds < 300.0
+        assert one.gap is not None
+        assert one.gap >= 0.0
+
+
+def test_a_prefill_leaves_no_gap_and_steps_of_others_are_not_learned_from() -> None:
+    """A step that a request chose for itself neither counts for the plan nor is observed."""
+    told: list[Step] = []
+    engine = auto(tell=told.extend)
+    for number in range(PERIOD):
+        if number == 4:
+            engine.interrupt()
+            engine.end()  # of the step that was interrupted: it is nobody's
+        step(engine, 1, accepts=2)
+    assert len(told) == PERIOD
+    assert [one.gap is None for one in told] == [number in {0, 4} for number in range(PERIOD)]
+
+
+def test_a_batch_larger_than_what_is_counted_says_so() -> None:
+    """Sums are over as many requests as they claim."""
+    told: list[Step] = []
+    engine = auto(tell=told.extend)
+    for _ in range(PERIOD):
+        step(engine, 70, accepts=3)
+    assert {one.requests for one in told} == {64}
+    assert {one.accepted[0] for one in told} == {64.0}
+
+
+def test_periods_that_do_not_arrive_are_dropped_and_decoding_goes_on() -> None:
+    """A device that is far behind: no buffer is written that is still on its way."""
+    told: list[Step] = []
+    engine = auto(tell=told.extend)
+    observer = engine._observer
+    assert observer is not None
+    collect, observer.collect = observer.collect, list  # nothing arrives
+    for _ in range(10 * PERIOD):
+        step(engine, 1, accepts=2)
+    assert not told
+    observer.collect = collect
+    for _ in range(3 * PERIOD):
+        step(engine, 1, accepts=2)
+    assert 3 * PERIOD <= len(told) <= 7 * PERIOD
+
+
+def test_a_width_that_pays_is_found_with_a_real_clock() -> None:
+    """The same time whatever the width, and a target that takes the drafter's word: a wide one; then none of it."""
+    engine = auto()
+    for _ in range(15 * PERIOD):
+        step(engine, 2, accepts=BLOCK - 1, seconds=0.008)
+    assert engine.chooser._best[2].width in {8, 16}
+    for _ in range(60 * PERIOD):
+        step(engine, 2, accepts=0, seconds=0.001 * engine.chooser.choose(2).width)
+    assert engine.chooser._best[2].width <= 4
+
+
+def rank_process(rank: int, ranks: int, port: int, results: Any) -> None:
+    """One rank with a clock of its own: what it sleeps a step has nothing to do with what others do."""
+    torch.set_num_threads(1)
+    try:
+        init_distributed_environment(
+            world_size=ranks, rank=rank, local_rank=rank, backend="gloo",
+            distributed_init_method=f"tcp://127.0.0.1:{port}",
+        )  # fmt: skip
+        initialize_model_parallel(tensor_model_parallel_size=ranks, backend="gloo")
+        engine = auto(get_tp_group())
+        chosen, alone = [], auto()
+        for number in range(30 * PERIOD):
+            batch_size = 1 + number // 40 % 8
+            width = engine.chooser.choose(batch_size).width
+            seconds = 0.0002 * (width if rank % 2 == 0 else 17 - width)
+            chosen.append(step(engine, batch_size, accepts=2, seconds=seconds))
+            if rank and number < 15 * PERIOD:  # what this rank would have chosen by itself
+                step(alone, batch_size, accepts=6, seconds=0.0002 * (17 - alone.chooser.choose(batch_size).width))
+        own = [alone.chooser.choose(batch_size) for batch_size in (1, 2, 4, 8)]
+        results.put((rank, {"chosen": chosen, "own": own, "plan": engine.chooser.encoded()}))
+    except Exception as error:
+        results.put((rank, error))
+        raise
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_switch_at_the_same_step(ranks: int) -> None:
+    """Clocks and texts differ between them; only the first rank's matter."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    processes = [context.Process(target=rank_process, args=(rank, ranks, port, results)) for rank in range(ranks)]
+    for process in processes:
+        process.start()
+    try:
+        answers = dict(results.get(timeout=200) for _ in processes)
+    finally:
+        for process in processes:
+            process.join(20)
+            process.kill()
+    for answer in answers.values():
+        assert not isinstance(answer, Exception), answer
+        assert answer["chosen"] == answers[0]["chosen"]
+        assert answer["plan"] == answers[0]["plan"]
+    assert len(set(answers[0]["chosen"])) > 2
+    assert any(answers[rank]["own"] != [CHOICES[i] for i in answers[0]["plan"][1:]] for rank in range(1, ranks))
