@@ -6,7 +6,13 @@ import json
 import sys
 
 
-SHOWN = ("speculative_algorithm", "speculative_num_draft_tokens", "speculative_dflash_block_size", "attention_backend")
+SHOWN = (
+    "speculative_algorithm",
+    "speculative_num_draft_tokens",
+    "speculative_dflash_block_size",
+    "attention_backend",
+    "speculative_ddtree_budgets",
+)
 
 
 def complete(server_args):
@@ -40,7 +46,11 @@ def command_line():
         "--model-path m --speculative-algorithm DDTREE --speculative-ddtree-budget 9 --speculative-ddtree-topk-cap 4"
     )
     parsed = parser.parse_args(
-        [*words.split(), "--speculative-ddtree-chain-seed", "--speculative-ddtree-allow-hybrid-unsafe"]
+        [
+            *words.split(),
+            *("--speculative-ddtree-budgets", "4,9", "--speculative-ddtree-calibration", "1.3"),
+            *("--speculative-ddtree-chain-seed", "--speculative-ddtree-allow-hybrid-unsafe"),
+        ]
     )
     shown = {k: v for k, v in vars(parsed).items() if "ddtree" in k or k == "speculative_algorithm"}
     return {k: v for k, v in shown.items() if k != "speculative_ddtree_overlay_id"}

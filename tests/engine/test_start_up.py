@@ -30,6 +30,26 @@ HYBRID_CONFIG = {
 REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "negative budget": ({"speculative_ddtree_budget": -3}, ["--speculative-ddtree-budget", "at least 1", "-3"]),
     "zero budget": ({"speculative_ddtree_budget": 0}, ["--speculative-ddtree-budget", "at least 1"]),
+    "budget in words": ({"speculative_ddtree_budget": "many"}, ["--speculative-ddtree-budget", "or auto", "many"]),
+    "budgets in words": ({"speculative_ddtree_budgets": "4,some"}, ["--speculative-ddtree-budgets", "'4,some'"]),
+    "budgets of nothing": ({"speculative_ddtree_budgets": [0]}, ["--speculative-ddtree-budgets", "[0]"]),
+    "one of the budgets beyond the pool": (
+        {"speculative_ddtree_budgets": "8,1500"},
+        ["--max-total-tokens (1024)", "--speculative-ddtree-budgets to 1023 or less"],
+    ),
+    "auto for a hybrid model": (
+        {
+            "model_path": "HYBRID",
+            "disable_radix_cache": True,
+            "speculative_ddtree_allow_hybrid_unsafe": True,
+            "speculative_ddtree_budget": "auto",
+        },
+        ["recurrent layers", "one budget only"],
+    ),
+    "several budgets with flashinfer": (
+        {"attention_backend": "flashinfer", "device": "cuda", "speculative_ddtree_budgets": "4,8"},
+        ["flashinfer", "triton"],
+    ),
     "budget beyond the pool": ({"speculative_ddtree_budget": 1024}, ["--max-total-tokens (1024)", "1023 or less"]),
     "budget beyond the context": (
         {"speculative_ddtree_budget": 300, "max_total_tokens": None},
@@ -82,6 +102,13 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 }
 
 
+#: Arguments beside a plain DDTREE start -> the budgets that the server reports.
+LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
+    "auto": ({"speculative_ddtree_budget": "auto"}, [2, 4, 7, 8, 32, 64, 128]),
+    "auto among some": ({"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": "16, 4,4"}, [4, 16]),
+    "one and others": ({"speculative_ddtree_budget": 16, "speculative_ddtree_budgets": [7, 40]}, [7, 16, 40]),
+}
+
 #: What is proven on the first worker only -> what the others say.
 FIRST_WORKER_ONLY = {
     "fa3 and flashinfer": "'fa3'",
@@ -106,6 +133,7 @@ def resolved(
 
     cases = {name: {"arguments": arguments(extra)} for name, (extra, _) in REFUSALS.items()}
     cases |= {name: {"arguments": arguments(extra)} for name, extra in ACCEPTED.items()}
+    cases |= {name: {"arguments": arguments(extra), "again": {}} for name, (extra, _) in LANES.items()}
     cases["resolved twice"] = {"arguments": arguments({"speculative_ddtree_budget": 16}), "again": {}}
     cases["resolved with another budget"] = {"arguments": arguments({}), "again": {"speculative_ddtree_budget": 30}}
     (folder / "cases.json").write_text(json.dumps(cases))
@@ -143,7 +171,16 @@ def test_start_up_sets_both_widths(resolved: dict[str, Any], name: str) -> None:
         "speculative_num_draft_tokens": budget + 1,
         "speculative_dflash_block_size": 8,
         "attention_backend": "triton",
+        "speculative_ddtree_budgets": None,
     }
+
+
+@pytest.mark.parametrize("name", LANES)
+def test_start_up_reports_every_budget_that_it_can_verify(resolved: dict[str, Any], name: str) -> None:
+    """The largest is the width that everything is sized by; resolving again changes nothing."""
+    case, budgets = resolved["cases"][name], LANES[name][1]
+    assert case["speculative_ddtree_budgets"] == budgets
+    assert case["speculative_num_draft_tokens"] == budgets[-1] + 1
 
 
 @pytest.mark.parametrize(("name", "width"), [("resolved twice", 17), ("resolved with another budget", 31)])
@@ -158,6 +195,8 @@ def test_command_line_has_the_flags(resolved: dict[str, Any]) -> None:
     assert resolved["command_line"] == {
         "speculative_algorithm": "DDTREE",
         "speculative_ddtree_budget": 9,
+        "speculative_ddtree_budgets": "4,9",
+        "speculative_ddtree_calibration": "1.3",
         "speculative_ddtree_topk_cap": 4,
         "speculative_ddtree_chain_seed": True,
         "speculative_ddtree_allow_hybrid_unsafe": True,

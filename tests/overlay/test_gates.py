@@ -9,7 +9,8 @@ import pytest
 import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import gates
-from sglang.srt.speculative.ddtree.args import extra_draft_columns, hybrid_risk
+from sglang.srt.speculative.ddtree.args import extra_draft_columns
+from sglang.srt.speculative.ddtree.hybrid import hybrid_risk
 
 
 def server_args(**changed: object) -> SimpleNamespace:

@@ -53,9 +53,11 @@ class ServerArgs:
 class ServerArgs:
     speculative_algorithm: Optional[str] = None
     speculative_dflash_block_size: Optional[int] = None
-    speculative_ddtree_budget: int = 64
+    speculative_ddtree_budget: int | str = 64
+    speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
+    speculative_ddtree_calibration: str = "off"
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
     speculative_accept_threshold_single: float = 1.0
@@ -105,7 +107,7 @@ class ServerArgs:
             "--speculative-dflash-block-size",
             type=int,
         )
-        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+        from sglang.srt.speculative.ddtree.flags import add_ddtree_cli_args
 
         add_ddtree_cli_args(parser)
         parser.add_argument("--speculative-token-map")
@@ -116,9 +118,11 @@ class ServerArgs:
 FIELDS = register_fields(
     DDTREE,
     {
-        "budget": ("int", "64"),
+        "budget": ("int | str", "64"),
+        "budgets": ("str | list[int] | None", "None"),
         "topk_cap": ("Optional[int]", "None"),
         "chain_seed": ("bool", "False"),
+        "calibration": ("str", '"off"'),
         "allow_hybrid_unsafe": ("bool", "False"),
         "overlay_id": ("Optional[str]", "None"),
     },
@@ -161,7 +165,7 @@ ENTER_DFLASH, FINISH_DFLASH = borrow_handler(
 
 FLAGS = register_flags(
     DDTREE,
-    "args:add_ddtree_cli_args",
+    "flags:add_ddtree_cli_args",
     anchor=After('parser.add_argument("--speculative-dflash-block-size", ...)'),
     reason="Adds the flags, and admits DDTREE to --speculative-algorithm without rewriting its `choices` line.",
 )
@@ -199,9 +203,11 @@ class ServerArgs:
             after="""\
 class ServerArgs:
     speculative_dflash_block_size: Optional[int] = None
-    speculative_ddtree_budget: int = 64
+    speculative_ddtree_budget: int | str = 64
+    speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
+    speculative_ddtree_calibration: str = "off"
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
 
@@ -225,7 +231,7 @@ class ServerArgs:
     @staticmethod
     def add_cli_args(parser):
         parser.add_argument("--speculative-dflash-block-size", type=int)
-        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+        from sglang.srt.speculative.ddtree.flags import add_ddtree_cli_args
 
         add_ddtree_cli_args(parser)
 """,

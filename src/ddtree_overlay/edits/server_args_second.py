@@ -78,9 +78,11 @@ class ServerArgs:
         Optional[int],
         "DFLASH only. Block size.",
     ] = None
-    speculative_ddtree_budget: int = 64
+    speculative_ddtree_budget: int | str = 64
+    speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
+    speculative_ddtree_calibration: str = "off"
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
     speculative_accept_threshold_single: A[float, "Accept."] = 1.0
@@ -99,7 +101,7 @@ class ServerArgs:
 
         # Auto-derived.
         add_cli_args_from_dataclass(parser, ServerArgs)
-        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+        from sglang.srt.speculative.ddtree.flags import add_ddtree_cli_args
 
         add_ddtree_cli_args(parser)
 
@@ -158,16 +160,18 @@ class ServerArgs:
             after="""\
 class ServerArgs:
     speculative_dflash_block_size: A[Optional[int], "Block size.", NS("spec")] = None
-    speculative_ddtree_budget: A[int, NS("spec")] = 64
+    speculative_ddtree_budget: A[int | str, NS("spec")] = 64
+    speculative_ddtree_budgets: A[str | list[int] | None, NS("spec")] = None
     speculative_ddtree_topk_cap: A[Optional[int], NS("spec")] = None
     speculative_ddtree_chain_seed: A[bool, NS("spec")] = False
+    speculative_ddtree_calibration: A[str, NS("spec")] = "off"
     speculative_ddtree_allow_hybrid_unsafe: A[bool, NS("spec")] = False
     speculative_ddtree_overlay_id: A[Optional[str], NS("spec")] = None
 
     @staticmethod
     def add_cli_args(parser):
         add_cli_args_from_dataclass(parser, ServerArgs)
-        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+        from sglang.srt.speculative.ddtree.flags import add_ddtree_cli_args
 
         add_ddtree_cli_args(parser)
 """,
@@ -199,7 +203,7 @@ class ServerArgs:
 
         # Auto-derived.
         add_cli_args_from_dataclass(parser, ServerArgs)
-        from sglang.srt.speculative.ddtree.args import add_ddtree_cli_args
+        from sglang.srt.speculative.ddtree.flags import add_ddtree_cli_args
 
         add_ddtree_cli_args(parser)
 
@@ -231,9 +235,11 @@ class Spec(msgspec.Struct):
         Optional[int],
         "DFLASH only. Block size.",
     ] = None
-    speculative_ddtree_budget: int = 64
+    speculative_ddtree_budget: int | str = 64
+    speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
+    speculative_ddtree_calibration: str = "off"
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
     speculative_adaptive: A[bool, "Adaptive."] = False

@@ -7,8 +7,9 @@ import logging
 from typing import Any
 
 import torch
-from sglang.srt.speculative.ddtree.args import DDTREE, check_hybrid, draft_width, verify_width
+from sglang.srt.speculative.ddtree.args import DDTREE, draft_width, verify_width
 from sglang.srt.speculative.ddtree.backends import check_attention
+from sglang.srt.speculative.ddtree.hybrid import check_hybrid
 from sglang.srt.speculative.ddtree.published import schedule, spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
@@ -182,7 +183,7 @@ def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_token: int, fixe
     from sglang.srt.server_args import get_global_server_args
 
     server_args = get_global_server_args()
-    if not torch.cuda.is_available() or max_num_tokens // max_bs != verify_width(server_args):
+    if not torch.cuda.is_available() or max_num_tokens // max_bs != verify_width(spec()):
         return  # the draft runner, whose width is the block
     per_token += server_args.get_model_config().vocab_size * (4 + 4)  # as the model gives them, as the graph keeps them
     # What PyTorch has cached can be used again.

@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang.srt.speculative.ddtree.args import draft_view, verify_width
+from sglang.srt.speculative.ddtree.args import draft_view
+from sglang.srt.speculative.ddtree.choosing import Choosing, tree_shape
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
+from sglang.srt.speculative.ddtree.lanes import Lanes
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
 from sglang.srt.speculative.ddtree.target_backend import check_target
@@ -64,30 +66,36 @@ class DDTreeWorker(DFlashWorker):
         self._is_recurrent = is_recurrent(target_worker.model_runner)
         limit_request_length(target_worker)
         super().__init__(server_args=draft_view(server_args), target_worker=target_worker, **kwargs)
-        self.budget = int(server_args.speculative_ddtree_budget)
-        cap = server_args.speculative_ddtree_topk_cap
-        # A path of ranks r1..rd is among the best B only if r1 * .. * rd <= B, so B choices a position are exact.
-        self.topk = self.budget if cap is None else min(self.budget, int(cap))
+        self.topk_cap = server_args.speculative_ddtree_topk_cap
         self.chain_seed = bool(server_args.speculative_ddtree_chain_seed)
         self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
         model = self.model_runner.model
         lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
         self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
+        self._lanes = Lanes(self.model_runner)
+        self._lanes.capture()
+        self._choosing = Choosing(self._lanes, server_args)
         # DFLASH's notes on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
         self._logged_first_verify = True
         if self.tp_rank == 0:
             logger.info(
-                "DDTREE ready. block size %d (%d draft positions), budget %d (verify width %d), top-k %d, "
+                "DDTREE ready. block size %d (%d draft positions), budget %s of %s, top-k cap %s, "
                 "chain seed %s, attention backend %s",
                 self.block_size,
                 self.block_size - 1,
-                self.budget,
-                verify_width(server_args),
-                self.topk,
+                server_args.speculative_ddtree_budget,
+                ", ".join(str(width - 1) for width in self._lanes.widths),
+                self.topk_cap,
                 "on" if self.chain_seed else "off",
                 type(self.model_runner.attn_backend).__name__,
             )
+
+    def forward_batch_generation(self, batch: ScheduleBatch, **kwargs: Any) -> Any:
+        """A step as the DFLASH worker runs it; whatever is not a tree verify runs on the widest lane, SGLang's own."""
+        result = super().forward_batch_generation(batch, **kwargs)
+        self._lanes.rest()
+        return result
 
     def _prepare_tree_verify(
         self, batch: ScheduleBatch, *, draft_hidden: torch.Tensor, block_ids: torch.Tensor, lm_head: Any
@@ -100,19 +108,22 @@ class DDTreeWorker(DFlashWorker):
             lm_head: The target's head, which the worker holds already.
         """
         batch_size, block_size, hidden_size = draft_hidden.shape
+        width, shape = self._choosing.choose(batch.reqs)
+        self._lanes.use(width)
+        budget, topk, chain_seed = tree_shape(width, shape, self.topk_cap, chain_seed=self.chain_seed)
         rows = draft_hidden[:, 1:].reshape(-1, hidden_size)
-        choices = self._draft_head.top_log_probs(rows, self.topk)
-        shape = (batch_size, block_size - 1, -1)
-        log_probs, token_ids = choices.log_probs.view(shape), choices.token_ids.view(shape)
+        choices = self._draft_head.top_log_probs(rows, topk)
+        grid = (batch_size, block_size - 1, -1)
+        log_probs, token_ids = choices.log_probs.view(grid), choices.token_ids.view(grid)
         # Recurrent layers read the tree's shape from every verify input; never a chain now and a tree then, since a
         # CUDA graph is captured for one of them.
         tree = build_tree(
             block_ids[:, 0],
             log_probs,
             token_ids,
-            self.budget,
+            budget,
             prefix_lens=batch.seq_lens,
-            chain_seed=self.chain_seed,
+            chain_seed=chain_seed,
             links=self._is_recurrent,
         )
         verify_input = DDTreeVerifyInput(
@@ -125,7 +136,7 @@ class DDTreeWorker(DFlashWorker):
             retrieve_next_token=tree.first_child,
             retrieve_next_sibling=tree.next_sibling,
             traced=self.tp_rank == 0,
-            exact=is_exact(tree, log_probs, chain_seed=self.chain_seed) if is_tracing() else None,
+            exact=is_exact(tree, log_probs, chain_seed=chain_seed) if is_tracing() else None,
         )
         verify_input.prepare_for_verify(batch, self.page_size)
         batch.forward_mode = ForwardMode.TARGET_VERIFY

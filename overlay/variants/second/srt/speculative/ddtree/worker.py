@@ -18,7 +18,8 @@ import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept
-from sglang.srt.speculative.ddtree.args import draft_width, verify_width
+from sglang.srt.speculative.ddtree.args import draft_width
+from sglang.srt.speculative.ddtree.choosing import Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
 from sglang.srt.speculative.ddtree.draft_arguments import draft_arguments
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
@@ -27,6 +28,7 @@ from sglang.srt.speculative.ddtree.draft_state import next_draft_input
 from sglang.srt.speculative.ddtree.gates import check_model_runner
 from sglang.srt.speculative.ddtree.grammar import node_grammar
 from sglang.srt.speculative.ddtree.kv_move import movable_pool, move_to_front
+from sglang.srt.speculative.ddtree.lanes import Lanes
 from sglang.srt.speculative.ddtree.logprobs import add_logprobs
 from sglang.srt.speculative.ddtree.penalties import root_penalties
 from sglang.srt.speculative.ddtree.published import spec
@@ -68,11 +70,7 @@ class DDTreeWorker(DFlashWorkerV2):
         check_model_runner(target_worker.model_runner)
         with draft_scope():
             super().__init__(server_args=draft_arguments(server_args), target_worker=target_worker, **kwargs)
-        self.width = verify_width(spec())
-        self.budget = int(spec().speculative_ddtree_budget)
-        cap = spec().speculative_ddtree_topk_cap
-        # A path of ranks r1..rd is among the best B only if r1 * .. * rd <= B, so B choices a position are exact.
-        self.topk = self.budget if cap is None else min(self.budget, int(cap))
+        self.topk_cap = spec().speculative_ddtree_topk_cap
         self.chain_seed = bool(spec().speculative_ddtree_chain_seed)
         self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
         model = self.model_runner.model
@@ -104,15 +102,17 @@ class DDTreeWorker(DFlashWorkerV2):
         self._pool = movable_pool(self.model_runner.token_to_kv_pool)
         with draft_scope():
             super().init_attention_backends()
+        self._lanes = Lanes(self.model_runner)
+        self._choosing = Choosing(self._lanes, spec())
         if self._is_first_rank:
             logger.info(
-                "DDTREE ready. block size %d (%d draft positions), budget %d (verify width %d), top-k %d, "
+                "DDTREE ready. block size %d (%d draft positions), budget %s of %s, top-k cap %s, "
                 "chain seed %s, attention backend %s",
                 self.block_size,
                 self.block_size - 1,
-                self.budget,
-                self.width,
-                self.topk,
+                spec().speculative_ddtree_budget,
+                ", ".join(str(width - 1) for width in self._lanes.widths),
+                self.topk_cap,
                 "on" if self.chain_seed else "off",
                 type(self.model_runner.attn_backend).__name__,
             )
@@ -121,6 +121,7 @@ class DDTreeWorker(DFlashWorkerV2):
         """Capture the draft's graphs, of the block's width."""
         with draft_scope():
             super().init_cuda_graphs()
+        self._lanes.capture()
 
     def _maybe_build_draft_sampler(self) -> None:
         """No greedy head in the draft's graph: a tree needs more than the first choice of each position."""
@@ -156,9 +157,11 @@ class DDTreeWorker(DFlashWorkerV2):
             Tokens with a stride of the block size, commit lengths, lengths and draft state of the next step.
         """
         prefix_lens, sampling_info = batch.seq_lens, batch.sampling_info
-        tree, exact = self._build_tree(draft_hidden, block_ids, prefix_lens)
+        width, shape = self._choosing.choose(batch.reqs)
+        self._lanes.use(width)
+        tree, exact = self._build_tree(draft_hidden, block_ids, prefix_lens, width, shape)
         positions = tree.positions.flatten()
-        slots = verify_slots(self.model_runner.req_to_token_pool.req_to_token, batch, self.width)
+        slots = verify_slots(self.model_runner.req_to_token_pool.req_to_token, batch, width)
         penalties = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs)
         grammar = node_grammar(batch, tree)
         verify_batch = prepare_verify(
@@ -176,12 +179,12 @@ class DDTreeWorker(DFlashWorkerV2):
         logits_output = output.logits_output
         logits = logits_output.next_token_logits
         if penalties is not None:
-            penalties.apply(logits.view(-1, self.width, logits.shape[1])[:, 0])
+            penalties.apply(logits.view(-1, width, logits.shape[1])[:, 0])
         if sampling_info is not None:
-            adjust_without_penalties(logits, sampling_info, self.width)
+            adjust_without_penalties(logits, sampling_info, width)
         if grammar is not None:
             grammar.apply(logits, batch, grammar_barrier)
-        target_tokens = self._targets.choose(logits, sampling_info, positions, self.width)
+        target_tokens = self._targets.choose(logits, sampling_info, positions, width)
         penalised = None if penalties is None else penalties.requests
         acceptance = accept(
             tree,
@@ -194,8 +197,8 @@ class DDTreeWorker(DFlashWorkerV2):
         commit_lens = (acceptance.accept_lens + 1).to(torch.int32)
         new_seq_lens = prefix_lens + commit_lens.to(prefix_lens.dtype)
         move_to_front(self._pool, slots, acceptance.path, commit_lens)
-        accepted_rows = rows_of_batch(acceptance.path, self.width)
-        commit_mamba_states_after_verify(self.target_worker, batch, commit_lens, accepted_rows, self.width)
+        accepted_rows = rows_of_batch(acceptance.path, width)
+        commit_mamba_states_after_verify(self.target_worker, batch, commit_lens, accepted_rows, width)
         if on_publish is not None:
             on_publish(new_seq_lens)
 
@@ -213,6 +216,7 @@ class DDTreeWorker(DFlashWorkerV2):
         tokens = emitted_tokens(tree, acceptance, int(self.block_size))
         add_logprobs(batch, logits_output, tokens, accepted_rows, int(self.block_size))
         self._trace(batch, prefix_lens, tree, acceptance, exact)
+        self._lanes.rest()
         return GenerationBatchResult(
             logits_output=logits_output,
             next_token_ids=tokens.reshape(-1),
@@ -224,26 +228,27 @@ class DDTreeWorker(DFlashWorkerV2):
         )
 
     def _build_tree(
-        self, draft_hidden: torch.Tensor, block_ids: torch.Tensor, prefix_lens: torch.Tensor
+        self, draft_hidden: torch.Tensor, block_ids: torch.Tensor, prefix_lens: torch.Tensor, width: int, shape: str
     ) -> tuple[Tree, torch.Tensor | None]:
         """The tree of each request; for the trace, whether a top-k cap can be shown to have changed nothing."""
         batch_size, block_size = block_ids.shape
         rows = draft_hidden.view(batch_size, block_size, -1)[:, 1:].reshape(-1, draft_hidden.shape[-1])
-        shape = (batch_size, block_size - 1, -1)
-        choices = self._draft_head.top_log_probs(rows, self.topk)
-        log_probs, token_ids = choices.log_probs.view(shape), choices.token_ids.view(shape)
+        grid = (batch_size, block_size - 1, -1)
+        budget, topk, chain_seed = tree_shape(width, shape, self.topk_cap, chain_seed=self.chain_seed)
+        choices = self._draft_head.top_log_probs(rows, topk)
+        log_probs, token_ids = choices.log_probs.view(grid), choices.token_ids.view(grid)
         # Recurrent layers read the tree's links from every verify input; never a chain now and a tree then, since a
         # CUDA graph is captured for one of them.
         tree = build_tree(
             block_ids[:, 0],
             log_probs,
             token_ids,
-            self.budget,
+            budget,
             prefix_lens=prefix_lens,
-            chain_seed=self.chain_seed,
+            chain_seed=chain_seed,
             links=self._is_recurrent,
         )
-        return tree, is_exact(tree, log_probs, chain_seed=self.chain_seed) if is_tracing() else None
+        return tree, is_exact(tree, log_probs, chain_seed=chain_seed) if is_tracing() else None
 
     def _trace(
         self,

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several verify widths in one engine: for each a *lane*, an attention backend and CUDA graphs of that width.
+
+SGLang builds the widest lane itself, with everything that is sized by the width: KV reserves, rows, pools. A narrower
+one is built here in the same way, and shares the widest one's graph buffers and graph memory. Switching assigns two
+attributes of the target's model runner.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from sglang.srt.distributed import get_tp_group
+from sglang.srt.speculative.ddtree.budgets import budgets
+from sglang.srt.speculative.ddtree.lane_parts import RUNNER, build_backend, capture_graphs, replay_of
+from sglang.srt.speculative.ddtree.published import spec
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+#: What the names of a backend's graph buffers begin with.
+_GRAPH_BUFFERS = ("cuda_graph_", "_verify_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One verify width.
+
+    Args:
+        width: Nodes per request, budget + 1.
+        backend: The target's attention backend for it.
+        runner: SGLang's decode graph runner, or whatever stands in its place without graphs.
+        batch_sizes: Those that a graph was captured for, ascending.
+    """
+
+    width: int
+    backend: Any
+    runner: Any
+    batch_sizes: tuple[int, ...] = ()
+
+
+class Lanes:
+    """The lanes of an engine.
+
+    Args:
+        model_runner: The target's, with its attention backend built.
+
+    Attributes:
+        widths: Every width that can be used, ascending; the last is the one that SGLang knows of.
+    """
+
+    def __init__(self, model_runner: Any) -> None:
+        self._model_runner = model_runner
+        self.widths: tuple[int, ...] = tuple(budget + 1 for budget in budgets(spec()))
+        self._lanes = {
+            width: Lane(width, build_backend(model_runner, width), None) for width in reversed(self.widths[:-1])
+        }
+        self._widest = Lane(self.widths[-1], model_runner.attn_backend, getattr(model_runner, RUNNER, None))
+        self._lanes[self._widest.width] = self._widest
+
+    def capture(self) -> None:
+        """Capture the graphs of every lane but the widest, which SGLang has captured; without graphs nothing is done.
+
+        Wide ones first: the narrower ones then find graph memory that is large enough for them.
+        """
+        self._widest = self._captured(self._widest, getattr(self._model_runner, RUNNER))
+        self._lanes[self._widest.width] = self._widest
+        lenders = [self._widest.backend]
+        for width in reversed(self.widths[:-1]):
+            lane = self._lanes[width]
+            if not self._widest.batch_sizes:
+                self._lanes[width] = replace(lane, runner=self._widest.runner)
+                continue
+            start, before = time.perf_counter(), _free_bytes()
+            lend_buffers(lane.backend, lenders)
+            self._lanes[width] = self._captured(lane, capture_graphs(self._model_runner, lane.backend, width))
+            lenders.append(lane.backend)
+            if get_tp_group().rank_in_group == 0:
+                logger.info(
+                    "DDTREE: captured the lane of budget %d for up to %d requests (%d graphs) in %.1f s, %.2f GiB.",
+                    width - 1,
+                    self._lanes[width].batch_sizes[-1],
+                    len(self._lanes[width].batch_sizes),
+                    time.perf_counter() - start,
+                    (before - _free_bytes()) / 2**30,
+                )
+        self.rest()
+
+    def use(self, width: int) -> None:
+        """Let the target verify with this width until the next `use` or `rest`; nothing waits for the device."""
+        lane = self._lanes[width]
+        self._model_runner.attn_backend = lane.backend
+        setattr(self._model_runner, RUNNER, lane.runner)
+
+    def rest(self) -> None:
+        """Give SGLang its own backend and graphs back: whatever is not a verify step runs on them."""
+        self.use(self._widest.width)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Every batch size that some lane has a graph for, ascending; empty in an engine without graphs."""
+        return tuple(sorted({size for lane in self._lanes.values() for size in lane.batch_sizes}))
+
+    def timed(self, width: int, batch_size: int) -> Callable[[], None] | None:
+        """A call that replays one captured verify graph, on whatever its buffers hold; None where none was captured.
+
+        For timing it at start-up: the results are nobody's.
+        """
+        lane = self._lanes[width]
+        return replay_of(lane.runner, batch_size) if batch_size in lane.batch_sizes else None
+
+    def fits(self, width: int, batch_size: int) -> bool:
+        """Whether a graph of this width serves so many requests; in an engine without graphs every width does."""
+        if not self._widest.batch_sizes:
+            return True
+        lane = self._lanes[width]
+        if lane.runner.disable_padding:
+            return batch_size in lane.batch_sizes
+        return bool(lane.batch_sizes) and batch_size <= lane.batch_sizes[-1]
+
+    def _captured(self, lane: Lane, runner: Any) -> Lane:
+        return replace(lane, runner=runner, batch_sizes=tuple(getattr(runner, "capture_bs", ())))
+
+
+def lend_buffers(backend: Any, lenders: list[Any]) -> None:
+    """Let a lane's backend use the graph buffers of others where those are large enough.
+
+    Only one step runs at a time and every step writes its buffers anew, so that one set of them serves all lanes.
+
+    Args:
+        backend: A lane's backend; its graph buffers are about to be allocated.
+        lenders: Backends that have theirs, the widest first.
+    """
+    allocate = backend.init_cuda_graph_state
+
+    def allocate_and_borrow(max_bs: int, max_num_tokens: int, **given: Any) -> None:
+        allocate(max_bs, max_num_tokens, **given)
+        for name, own in list(vars(backend).items()):
+            if not name.startswith(_GRAPH_BUFFERS):
+                continue
+            found = [_part(getattr(lender, name, None), own) for lender in lenders]
+            setattr(backend, name, next((part for part in found if part is not None), own))
+
+    backend.init_cuda_graph_state = allocate_and_borrow
+
+
+def _part(lent: Any, own: Any) -> Any:
+    """The front of `lent` in the place of `own`, or None where `own` is no graph buffer or `lent` is too small."""
+    if isinstance(getattr(own, "buffer", None), torch.Tensor):  # SGLang's `VerifyMask`
+        buffer = _part(getattr(lent, "buffer", None), own.buffer)
+        return None if buffer is None else _with_buffer(own, buffer)
+    if not (isinstance(own, torch.Tensor) and isinstance(lent, torch.Tensor)) or own.ndim == 0:
+        return None
+    if lent.dtype != own.dtype or lent.shape[1:] != own.shape[1:] or lent.shape[0] < own.shape[0]:
+        return None
+    return lent[: own.shape[0]]
+
+
+def _with_buffer(mask: Any, buffer: torch.Tensor) -> Any:
+    import msgspec
+
+    return msgspec.structs.replace(mask, buffer=buffer)
+
+
+def _free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several verify widths in one engine: which one a step takes changes how fast it decodes, never what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.engine import harness
+from tests.engine.conftest import Engines, Sites
+
+
+LANES = "3,7,16,40"
+#: A number, the chain, another number, no wish, and requests that disagree.
+WISHES: tuple[Any, ...] = (3, "chain", 40, None, (3, 7, 40))
+WIDTHS = {3: 4, "chain": 8, 40: 41, None: 17, (3, 7, 40): 17}
+RELEASES = (harness.RELEASE, harness.SECOND_RELEASE)
+
+
+def asking(wish: Any) -> dict[str, Any]:
+    """Three requests that ask for a budget, or for one each."""
+    wishes = wish if isinstance(wish, tuple) else (wish,) * 3
+    params = [
+        {"temperature": 0, "max_new_tokens": 24, "ignore_eos": True}
+        | ({} if one is None else {"custom_params": {"ddtree_budget": one}})
+        for one in wishes
+    ]
+    return {"input_ids": harness.prompts(0, 1, 3), "sampling_params": params}
+
+
+@pytest.fixture(scope="module")
+def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    """Of each generation: plain decoding, and one engine with four lanes."""
+    engines = Engines(tmp_path_factory.mktemp("lanes"))
+    engines.start("plain", sites[harness.RELEASE], harness.engine_args(None), [asking(None)])
+    for version in RELEASES:
+        args = harness.engine_args(
+            "DDTREE",
+            speculative_ddtree_budget=16,
+            speculative_ddtree_budgets=LANES,
+            disable_overlap_schedule=version == harness.RELEASE,
+        )
+        trace = {"SGLANG_DDTREE_TRACE": str(engines.folder / version / "trace.jsonl")}
+        engines.start(version, sites[version], args, [asking(wish) for wish in WISHES], **trace)
+    yield engines
+    engines.close()
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_every_lane_decodes_as_plain_decoding_does(engines: Engines, version: str):
+    """One run takes all lanes, one after the other and back."""
+    expected = engines["plain"]["calls"][0]["output_ids"]
+
+    found = [call["output_ids"] for call in engines[version]["calls"]]
+
+    assert found == [expected] * len(WISHES)
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_the_step_takes_the_lane_that_every_request_asks_for(engines: Engines, version: str):
+    """And the configured one when they disagree or do not ask."""
+    widths = [len(step["tokens"]) for step in engines.trace(version)]
+    changes = [width for width, before in zip(widths, [0, *widths], strict=False) if width != before]
+
+    assert changes[:4] == [WIDTHS[wish] for wish in WISHES[:4]]
+    assert set(widths) == set(WIDTHS.values())
