@@ -190,13 +190,15 @@ class Part:
         *,
         watched: bool = False,
         ranked: bool = False,
+        variables: dict[str, str] | None = None,
         stays: bool = False,
         wrapper: list[str] | None = None,
         **extra: Any,
     ) -> Arm:
         """Start an engine at once (`extra`: arguments beside the shared ones); ask `done` for its result.
 
-        A job that another part has started already, with the same engine arguments and calls, is not started again.
+        `variables` name files of the working folder that `gpu_watch` writes. A job that another part has started
+        already, with the same engine arguments and calls, is not started again.
         """
         name = f"{self.name}-{name}"
         job = {"engine": self.arguments() | extra, "calls": calls, "stays": stays}
@@ -212,7 +214,10 @@ class Part:
         if self.options.cpu and extra.get("tp_size"):
             # A CPU's ranks draw for themselves otherwise, and share their threads.
             env |= {"SYNC_TOKEN_IDS_ACROSS_TP": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-        key = json.dumps([job, watched, ranked, wrapper], sort_keys=True)
+        if variables:
+            env |= {name: str(self.machine.workdir / file) for name, file in variables.items()}
+            env["PYTHONPATH"] = f"{SCRIPTS / 'gpu_watch'}:{env['PYTHONPATH']}"
+        key = json.dumps([job, watched, ranked, variables, wrapper], sort_keys=True)
         with self.machine.lock:
             if key not in self.machine.arms:
                 if not self.options.cpu:

@@ -6,10 +6,10 @@ tensor-parallel rank, and the first rank writes down where the ranks differ. Wit
 forward of the target is run twice more on the same slots, and a JSON line says what came out. First with another token
 at one node of each tree (so that its keys and values change in every layer): exactly the nodes that see it may give
 other numbers. Then with the first inputs again and without the CUDA graph: how far are the two apart?
+`DDTREE_GUARD` and `DDTREE_COUNT` name files of `watch_steps`.
 """
 
 import importlib.abc
-import importlib.machinery
 import json
 import os
 import random
@@ -170,6 +170,20 @@ if os.environ.get("DDTREE_RANKS"):
     HOOKS[f"{PACKAGE}.accept"] = lambda module: watch_ranks(module, "accept")
 
 
+def watch_steps_of(module):
+    import watch_steps  # with PyTorch, which must not come before SGLang
+
+    watch_steps.hook(module, os.environ.get("DDTREE_GUARD"), os.environ.get("DDTREE_COUNT"))
+
+
+if os.environ.get("DDTREE_GUARD") or os.environ.get("DDTREE_COUNT"):
+    SPECULATIVE = "sglang.srt.speculative"
+    PARTS = ("worker", "captured_head", "draft_head", "tree", "tree_mask", "slots", "accept", "kv_move", "draft_slots")
+    HOOKS |= dict.fromkeys((f"{SPECULATIVE}.ddtree.{name}" for name in PARTS), watch_steps_of)
+    HOOKS |= dict.fromkeys((f"{SPECULATIVE}.{name}" for name in ("dflash_worker", "dflash_worker_v2")), watch_steps_of)
+    HOOKS |= dict.fromkeys(("sglang.srt.model_executor.model_runner", "triton.runtime.jit"), watch_steps_of)
+
+
 class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Runs a module's hook once the module has been executed."""
 
@@ -179,7 +193,10 @@ class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name, path=None, target=None):
         if name not in HOOKS or name in self._loaders:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        others = (finder.find_spec(name, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, others), None)
+        if spec is None:
+            return None
         self._loaders[name], spec.loader = spec.loader, self
         return spec
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import zlib
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -35,10 +35,16 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import kv_move
+from sglang.srt.speculative.ddtree.commit import committed_rows
+from sglang.srt.speculative.ddtree.draft_slots import draft_slots
 from sglang.srt.speculative.ddtree.finishing import finish_if_due
 from sglang.srt.speculative.ddtree.move_kernel import move_rows
 from sglang.srt.speculative.ddtree.tree import build_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput
+
+
+if TYPE_CHECKING:
+    from sglang.srt.speculative.ddtree.accept import Acceptance
 
 
 SLOTS, LAYERS, HEADS, DIM, VOCABULARY = 1024, 2, 2, 8, 13
@@ -59,7 +65,11 @@ def row(text: list[int], salt: int, dtype: torch.dtype) -> torch.Tensor:
 class Engine:
     """A scheduler's worth of bookkeeping around `DDTreeVerifyInput`: requests come, step, and leave."""
 
-    def __init__(self, page_size: int, dtype: torch.dtype, budget: int, seed: int, slots: int = SLOTS) -> None:
+    def __init__(
+        self, page_size: int, dtype: torch.dtype, budget: int, seed: int, slots: int = SLOTS, *, early: bool = True
+    ) -> None:
+        self.early = early
+        self.drafted: list[list[int]] = []
         self.dice, self.budget, self.page_size = random.Random(seed), budget, page_size
         self.generator = torch.Generator().manual_seed(seed)
         arguments = {"page_size": page_size, "attention_backend": "triton", "strip_thinking_cache": False}
@@ -150,18 +160,24 @@ class Engine:
             draft_token_num=self.budget + 1,
             tree=tree,
             targets=targets,
+            block_size=6,
             pool=self.pool if self.page_size > 1 else None,
+            on_accepted=self.write_drafts if self.early else None,
         )
-        verify.prepare_for_verify(batch, self.page_size)
-        hidden, texts = [], self.texts(tree)
-        for slot, text in zip(batch.out_cache_loc.tolist(), texts, strict=True):
+        verify.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
+        hidden, self.drafted = [], self.texts(tree)
+        texts = self.drafted
+        for at, (slot, text) in enumerate(zip(batch.out_cache_loc.tolist(), texts, strict=True)):
             self.write(self.pool, slot, text)
-            hidden.append(zlib.crc32(repr(text).encode()))
+            hidden.append(at if self.early else zlib.crc32(repr(text).encode()))
         wishes = self.wishes(tree)
         # The chooser is a stand-in: the "logits" are the target's tokens.
         output = SimpleNamespace(next_token_logits=wishes, hidden_states=torch.tensor(hidden, dtype=torch.int64))
         _, commit_lens, features, _ = verify.verify(batch=batch, logits_output=output, page_size=self.page_size)
-        self.append_drafts(commit_lens.tolist(), features.tolist())
+        if self.early:
+            assert not features.numel()
+        else:
+            self.append_drafts(commit_lens.tolist(), features.tolist())
         assert verify.last_nodes is not None  # whose recurrent state is kept: the last committed token's
         for at, (req, node) in enumerate(zip(self.running, verify.last_nodes.tolist(), strict=True)):
             assert texts[at * (self.budget + 1) + node] == text_of(req)[: req.kv_committed_len]
@@ -199,6 +215,13 @@ class Engine:
                 assert features.pop() == zlib.crc32(repr(text[: at + 1]).encode())
                 self.write(self.draft_pool, int(self.rows.req_to_token[req.req_pool_idx, at]), text[: at + 1])
         assert not features
+
+    def write_drafts(self, batch: Any, acceptance: Acceptance, hidden: torch.Tensor) -> None:
+        """What the worker launches as soon as the path is known: the accepted tokens' drafter KV, stop or no stop."""
+        slots = draft_slots(batch.out_cache_loc.view(len(self.running), -1), acceptance, moved=self.page_size > 1)
+        rows = committed_rows(hidden.unsqueeze(1), acceptance).flatten()
+        for slot, node in zip(slots.tolist(), rows.tolist(), strict=True):
+            self.write(self.draft_pool, slot, self.drafted[node])
 
     def leave(self, req: Req, keep: bool) -> None:
         """Finish (`keep` for the radix cache), or retract and abort."""
@@ -239,13 +262,18 @@ def serve(engine: Engine, requests: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float8_e5m2], ids=["float32", "float8"])
+@pytest.mark.parametrize("early", [True, False], ids=["early", "late"])
 @pytest.mark.parametrize(("page_size", "budget"), [(1, 9), (4, 3), (16, 9), (16, 40), (64, 9)])
-def test_committed_kv_is_that_of_the_text_and_no_slot_is_lost(page_size: int, budget: int, dtype: torch.dtype) -> None:
+def test_committed_kv_is_that_of_the_text_and_no_slot_is_lost(
+    page_size: int, budget: int, dtype: torch.dtype, early: bool
+) -> None:
     """Sixty requests with shared prefixes, stops, aborts and retractions; the allocator ends where it began.
+
+    The drafter's KV is written before the host knows of a stop, or from what `verify` gives back.
 
     In SubSir's DDTREE accepted slots were re-pointed, and overwritten by the next step.
     """
-    engine = Engine(page_size, dtype, budget, seed=budget * 100 + page_size)
+    engine = Engine(page_size, dtype, budget, seed=budget * 100 + page_size, early=early)
     idle = engine.allocator.available_size()
     serve(engine, 60)
     assert engine.rows.available_size() == engine.rows.size

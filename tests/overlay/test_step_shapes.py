@@ -12,7 +12,7 @@ import pytest
 import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree.accept import accept
-from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
+from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
 from sglang.srt.speculative.ddtree.tree_mask import verify_mask, write_tree_mask
 
@@ -51,8 +51,8 @@ def test_tokens_and_rows_follow_the_path(budget: int) -> None:
     width = tree.tokens.shape[1]
     rows = rows_of_batch(acceptance.path, width)
     values = torch.arange(len(PREFIXES) * width).unsqueeze(1).expand(-1, 3)
-    gathered = committed_rows(values, rows, block_size).view(len(PREFIXES), block_size, 3)
-    tokens = emitted_tokens(tree, acceptance, block_size)
+    gathered = committed_rows(values, acceptance).view(len(PREFIXES), block_size, 3)
+    tokens = acceptance.tokens
     assert tokens.shape == (len(PREFIXES), block_size)
     for request, accepted in enumerate(acceptance.accept_lens.tolist()):
         path = acceptance.path[request, : accepted + 1].tolist()

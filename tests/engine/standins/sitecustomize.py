@@ -8,12 +8,13 @@ JSON line per DFLASH verify step with the drafted chain of each request. `DDTREE
 of a step's Triton kernels (see `reference_kernels`). `DDTREE_TEST_KV_TRACE`: a file that gets a JSON line per request
 that leaves the engine, with its text and the KV of every committed token. `DDTREE_TEST_RANK_TRACE`: a file a
 tensor-parallel rank with what it verified. `--enable-deterministic-inference` starts without kernels that only a GPU
-has. The variables of traces and `DDTREE_TEST_KEEP_DTYPE` are looked up when they matter, not at import: a forked job
-brings its own (see `warm_server.py`).
+has. `DDTREE_COUNT`: see `scripts/gpu_watch`. The variables of traces and `DDTREE_TEST_KEEP_DTYPE` are looked up when
+they matter, not at import: a forked job brings its own (see `warm_server.py`).
 """
 
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
@@ -189,3 +190,10 @@ if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
         sys.meta_path.insert(0, _AfterImport(f"sglang.{_module}", _use_reference))
 
 sys.meta_path.insert(0, _AfterImport("sglang.srt.batch_invariant_ops", _without_batch_invariant_kernels))
+
+if os.environ.get("DDTREE_COUNT"):
+    # Operations of a step are counted as on a GPU; its `sitecustomize` is hidden by this one.
+    _folder = os.path.join(os.path.dirname(__file__), "../../../scripts/gpu_watch")
+    sys.path.append(_folder)
+    _spec = importlib.util.spec_from_file_location("gpu_watch", os.path.join(_folder, "sitecustomize.py"))
+    _spec.loader.exec_module(importlib.util.module_from_spec(_spec))

@@ -48,7 +48,7 @@ def move_to_front(pool: MHATokenToKVPool, slots: torch.Tensor, path: torch.Tenso
         path: Nodes from the root down, int64 [bs, P], rising up to the count.
         counts: Nodes to keep of each request, integers [bs], at most P.
     """
-    row_bytes = [buffer[0].nbytes for buffer in (pool.k_buffer[0], pool.v_buffer[0])]
+    row_bytes = [buffer.stride(0) * buffer.element_size() for buffer in (pool.k_buffer[0], pool.v_buffer[0])]
     if slots.is_cuda and all(count % WORD_BYTES == 0 for count in row_bytes):
         move_rows(pool.data_ptrs, pool.data_strides, slots, path, counts, max(row_bytes))
         return

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.speculative.ddtree.tree import Tree
-from sglang.srt.speculative.ddtree.tree_reference import tree_links
 from sglang.srt.speculative.spec_utils import GrammarTree, build_grammar_vocab_mask
 
 
@@ -46,5 +45,7 @@ def node_grammar(batch: ScheduleBatch, tree: Tree) -> NodeGrammar | None:
     """Send the trees to the host, if a request of the batch has a grammar; call it before the verify is launched."""
     if not batch.has_grammar:
         return None
-    first_child, next_sibling = (links.to(torch.int64) for links in tree_links(tree.parents))
+    assert tree.first_child is not None
+    assert tree.next_sibling is not None
+    first_child, next_sibling = (links.to(torch.int64) for links in (tree.first_child, tree.next_sibling))
     return NodeGrammar(GrammarTree.from_device(first_child, next_sibling, tree.tokens))

@@ -10,7 +10,11 @@ if TYPE_CHECKING:
     import torch
 
 
-def mask_buffer(attn_backend: Any, batch_size: int) -> torch.Tensor | None:
-    """The backend's own mask buffer, which CUDA graphs read, or None when it has none for that many requests."""
-    mask = attn_backend.verify_mask
+def mask_buffer(backend: Any, batch_size: int) -> torch.Tensor | None:
+    """The buffer, uint8 [cells], or None when there is none for that many requests.
+
+    Args:
+        backend: SGLang's Triton attention backend of the target.
+    """
+    mask = backend.verify_mask
     return mask.buffer if mask is not None and mask.fits(batch_size) else None

@@ -1,20 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tree verify step of a batch: the mask going in, acceptance and commit coming out."""
+"""One tree verify step of a batch: acceptance on the device, commit with what the host makes of it.
+
+Requests stop on the host, so that the host has to know what was emitted: one copy, `Acceptance.report`. It is asked for
+as soon as the accept walk is launched, and waited for after everything has been launched that it does not change.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.speculative.ddtree.accept import Acceptance, accept
+from sglang.srt.speculative.ddtree import stages
+from sglang.srt.speculative.ddtree.accept import Acceptance, accept, views_of
 from sglang.srt.speculative.ddtree.counting import count_step
 from sglang.srt.speculative.ddtree.finishing import finish_if_due
+from sglang.srt.speculative.ddtree.host_copies import HostCopy, indices_on
 from sglang.srt.speculative.ddtree.kv_move import move_to_front
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots, roots_only
 from sglang.srt.speculative.ddtree.trace import trace_step
 from sglang.srt.speculative.ddtree.tree import Tree
-from sglang.srt.speculative.ddtree.tree_mask import verify_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 from sglang.srt.speculative.spec_utils import assign_req_to_token_pool_func
 
@@ -35,8 +41,13 @@ class DDTreeVerifyInput(DFlashVerifyInput):
 
     tree: Tree | None = None
     targets: TargetChooser | None = None
+    #: Draft block, bonus token included.
+    block_size: int = 0
     #: The pool whose KV moves at commit; needed when pages are larger than one slot.
     pool: MHATokenToKVPool | None = None
+    #: Launches what only the device's acceptance decides, before the host waits for it: (batch, acceptance, hidden
+    #: states of all nodes). What it does with the hidden states nobody else has to do; None gives them back instead.
+    on_accepted: Callable[[Any, Acceptance, torch.Tensor], None] | None = None
     #: Whether this process writes the trace: one of the tensor-parallel ranks.
     traced: bool = False
     #: For the trace: whether a top-k cap can be shown to have changed nothing, bool [bs].
@@ -46,14 +57,6 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     #: After `verify`: node at each step of the committed path, int64 [bs, P].
     path: torch.Tensor | None = None
 
-    def prepare_for_verify(self, batch: ScheduleBatch, page_size: int, *, build_custom_mask: bool = True) -> None:
-        """Allocate a slot per node and build the ancestor mask; a tree is never verified without one."""
-        super().prepare_for_verify(batch, page_size, build_custom_mask=False)
-        if batch.forward_mode.is_idle():
-            return
-        assert self.tree is not None
-        self.custom_mask = verify_mask(self.tree, batch.seq_lens_cpu.tolist())
-
     def verify(
         self, *, batch: ScheduleBatch, logits_output: LogitsProcessorOutput, page_size: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
@@ -61,125 +64,155 @@ class DDTreeVerifyInput(DFlashVerifyInput):
 
         Returns:
             What `DFlashVerifyInput.verify` returns: current tokens int64 [bs], commit lengths int32 [bs], hidden
-            states of the committed nodes [sum of commit lengths, features], accepted draft tokens per request.
+            states of the committed nodes [sum of commit lengths, features] or none of them, accepted draft tokens per
+            request.
         """
         if batch.forward_mode.is_idle():
             empty = torch.empty((0,), dtype=torch.int64, device=batch.device)
             return empty, empty.to(torch.int32), empty, []
-        assert self.tree is not None
-        assert self.targets is not None
-        width = self.draft_token_num
-        logits = logits_output.next_token_logits
-        penalised = count_roots(
-            batch.sampling_info, self.tree.tokens[:, 0], [req.sampling_params for req in batch.reqs]
-        )
-        if batch.sampling_info is not None:
-            adjust_logits(logits, batch.sampling_info, width)
-        target_tokens = self.targets.choose(logits, batch.sampling_info, self.positions, width)
-        acceptance = accept(
-            self.tree,
-            target_tokens,
-            prefix_lens=batch.seq_lens,
-            block_size=self.tree.max_depth + 1,
-            root_only=roots_only(batch.sampling_info, penalised),
+        hidden_states = logits_output.hidden_states
+        if hidden_states is None:
+            raise RuntimeError("DDTREE verify requires the target's hidden states, but got None.")
+        # Spec-v1 decoding has no reader for these; DFLASH drops them as well.
+        logits_output.hidden_states = None
+
+        acceptance = self._accept(batch, logits_output.next_token_logits)
+        report = HostCopy(acceptance.report)
+        stages.mark(stages.COMMIT)
+        if self.pool is not None:
+            slots = batch.out_cache_loc.view(-1, self.draft_token_num)
+            move_to_front(self.pool, slots, acceptance.path, acceptance.commit_lens)
+        if self.on_accepted is not None:
+            self.on_accepted(batch, acceptance, hidden_states)
+            hidden_states = hidden_states[:0]
+        tokens, paths, accept_lens = (
+            part.tolist() for part in views_of(report.wait(), len(batch.reqs), self.block_size)
         )
 
         prefix_lens = batch.seq_lens_cpu.tolist()
-        current_tokens, committed = self._emit(batch, acceptance)
+        committed = emit(batch, tokens, accept_lens)
         if self.traced:
-            rids = [req.rid for req in batch.reqs]
-            trace_step(rids, prefix_lens, self.tree, acceptance, committed, exact=self.exact)
+            trace_step([req.rid for req in batch.reqs], prefix_lens, self.tree, acceptance, committed, exact=self.exact)
+        nodes = [
+            request * self.draft_token_num + node
+            for request, count in enumerate(committed)
+            for node in paths[request][:count]
+        ]
+        self.path = acceptance.path
+        current_tokens, commit_lens = acceptance.bonus, acceptance.commit_lens
+        new_lens, self.last_nodes = acceptance.new_seq_lens, acceptance.last_nodes
+        if any(count <= accepted for count, accepted in zip(committed, accept_lens, strict=True)):
+            # A stop cut a path: the device does not know.
+            last_nodes = [path[count - 1] for path, count in zip(paths, committed, strict=True)]
+            last = [[req.output_ids[-1] for req in batch.reqs], committed, last_nodes]
+            current_tokens, cut, self.last_nodes = indices_on(batch.device, last).view(3, -1)
+            commit_lens, new_lens = cut.to(torch.int32), batch.seq_lens + cut
+        kept = self._keep_where_they_are(batch, nodes) if page_size == 1 else None
+        if kept is None:
+            self._keep_in_front(batch, prefix_lens, committed, page_size)
+        advance(batch, new_lens, committed)
+        if self.on_accepted is None:
+            hidden_states = hidden_states.index_select(0, indices_on(batch.device, [nodes]) if kept is None else kept)
+        return current_tokens, commit_lens, hidden_states, [count - 1 for count in committed]
 
-        commit_lens = torch.tensor(committed, dtype=torch.int32, device=logits.device)
-        nodes = self._committed_nodes(acceptance, commit_lens)
-        if page_size == 1:
-            self._keep_where_they_are(batch, nodes)
-        else:
-            self._keep_in_front(batch, commit_lens, page_size)
-        self._advance(batch, commit_lens, committed)
-        if logits_output.hidden_states is None:
-            raise RuntimeError("DDTREE verify requires the target's hidden states, but got None.")
-        hidden_states = logits_output.hidden_states[nodes]
-        # Spec-v1 decoding has no reader for these; DFLASH drops them as well.
-        logits_output.hidden_states = None
-        tokens = torch.tensor(current_tokens, dtype=torch.int64, device=logits.device)
-        return tokens, commit_lens, hidden_states, [count - 1 for count in committed]
-
-    def _emit(self, batch: ScheduleBatch, acceptance: Acceptance) -> tuple[list[int], list[int]]:
-        """Append accepted tokens and bonus to each request until it finishes: (current token, tokens appended) of each.
-
-        k appended tokens commit k nodes: the root and all but the last of them; the last is the next round's root.
-        """
+    def _accept(self, batch: ScheduleBatch, logits: torch.Tensor) -> Acceptance:
+        """Target tokens and the path that follows them."""
         assert self.tree is not None
-        path_tokens = self.tree.tokens.gather(1, acceptance.path.clamp(min=0))
-        packed = torch.cat(
-            [path_tokens[:, 1:], acceptance.accept_lens.unsqueeze(1), acceptance.bonus.unsqueeze(1)], dim=1
+        assert self.targets is not None
+        sampling_info, width = batch.sampling_info, self.draft_token_num
+        penalised = count_roots(sampling_info, self.tree.tokens[:, 0], [req.sampling_params for req in batch.reqs])
+        if sampling_info is not None:
+            adjust_logits(logits, sampling_info, width)
+        return accept(
+            self.tree,
+            self.targets.choose(logits, sampling_info, self.positions, width),
+            prefix_lens=batch.seq_lens,
+            block_size=self.block_size,
+            root_only=roots_only(sampling_info, penalised),
         )
-        current_tokens, committed = [], []
-        think_end_id = batch.model_config.think_end_id
-        for req, (*drafts, accept_len, bonus) in zip(batch.reqs, packed.tolist(), strict=True):
-            appended = 0
-            for token in [*drafts[:accept_len], bonus]:
-                req.output_ids.append(token)
-                appended += 1
-                if req.require_reasoning and think_end_id is not None:
-                    req.update_reasoning_tokens(token, think_end_id)
-                finish_if_due(req)
-                if req.finished():
-                    break
-            count_step(req, appended - 1)
-            current_tokens.append(req.output_ids[-1])
-            committed.append(appended)
-        return current_tokens, committed
 
-    def _committed_nodes(self, acceptance: Acceptance, commit_lens: torch.Tensor) -> torch.Tensor:
-        """Row of each committed node in the flat batch, request by request, int64 [sum of commit_lens]."""
-        path = acceptance.path
-        self.path = path
-        self.last_nodes = path.gather(1, commit_lens.long().unsqueeze(1) - 1).squeeze(1)
-        steps = torch.arange(path.shape[1], device=path.device)
-        rows = path + torch.arange(path.shape[0], device=path.device).unsqueeze(1) * self.draft_token_num
-        return rows[steps < commit_lens.unsqueeze(1)]
+    def _keep_where_they_are(self, batch: ScheduleBatch, nodes: list[int]) -> torch.Tensor:
+        """Keep the committed nodes' slots in path order and free all others: with page size 1 no KV moves.
 
-    def _keep_where_they_are(self, batch: ScheduleBatch, nodes: torch.Tensor) -> None:
-        """Keep the committed nodes' slots in path order and free all others: with page size 1 no KV moves."""
-        kept = torch.zeros_like(batch.out_cache_loc, dtype=torch.bool)
-        kept[nodes] = True
-        batch.token_to_kv_pool_allocator.free(batch.out_cache_loc[~kept])
-        batch.out_cache_loc = batch.out_cache_loc[nodes]
+        Args:
+            nodes: Row of each committed node in the flat batch, request by request.
 
-    def _keep_in_front(self, batch: ScheduleBatch, commit_lens: torch.Tensor, page_size: int) -> None:
-        """Move the committed nodes' KV to the first slots of each request, and free the pages behind them.
+        Returns:
+            `nodes` on the device, int64.
+        """
+        free = torch.ones(len(batch.out_cache_loc), dtype=torch.bool)
+        free[nodes] = False
+        rows = indices_on(batch.device, [nodes], free.nonzero().flatten())
+        slots = batch.out_cache_loc.index_select(0, rows)
+        batch.token_to_kv_pool_allocator.free(slots[len(nodes) :])
+        batch.out_cache_loc = slots[: len(nodes)]
+        return rows[: len(nodes)]
+
+    def _keep_in_front(
+        self, batch: ScheduleBatch, prefix_lens: list[int], committed: list[int], page_size: int
+    ) -> None:
+        """Keep the first slots of each request, where its committed KV lies by now, and free the pages behind them.
 
         The slots of a page that is partly used stay the request's: its next step writes on from there.
         """
-        assert self.pool is not None
-        assert self.path is not None
-        slots = batch.out_cache_loc.view(-1, self.draft_token_num)
-        move_to_front(self.pool, slots, self.path, commit_lens)
-        places = torch.arange(self.draft_token_num, device=slots.device)
-        positions = batch.seq_lens.unsqueeze(1) + places
-        first_unused_page = -(-(batch.seq_lens + commit_lens) // page_size)
-        batch.token_to_kv_pool_allocator.free(slots[positions // page_size >= first_unused_page.unsqueeze(1)])
-        batch.out_cache_loc = slots[places < commit_lens.unsqueeze(1)]
+        width = self.draft_token_num
+        kept, free = [], []
+        for request, (prefix_len, count) in enumerate(zip(prefix_lens, committed, strict=True)):
+            first, used = request * width, -(-(prefix_len + count) // page_size) * page_size - prefix_len
+            kept += range(first, first + count)
+            free += range(first + used, first + width)
+        slots = batch.out_cache_loc.index_select(0, indices_on(batch.device, [kept, free]))
+        batch.token_to_kv_pool_allocator.free(slots[len(kept) :])
+        batch.out_cache_loc = slots[: len(kept)]
 
-    def _advance(self, batch: ScheduleBatch, commit_lens: torch.Tensor, committed: list[int]) -> None:
-        """Map the committed slots, which `batch.out_cache_loc` holds now, and advance the batch's lengths."""
-        for req, count in zip(batch.reqs, committed, strict=True):
-            req.kv_committed_len += count
-            req.kv_allocated_len = req.kv_committed_len
-        lengths = commit_lens.to(batch.seq_lens.dtype)
-        assign_req_to_token_pool_func(
-            batch.req_pool_indices,
-            batch.req_to_token_pool.req_to_token,
-            batch.seq_lens,
-            batch.seq_lens + lengths,
-            batch.out_cache_loc,
-            len(batch.reqs),
-        )
-        batch.seq_lens.add_(lengths)
-        batch.seq_lens_cpu.add_(torch.tensor(committed, dtype=batch.seq_lens_cpu.dtype))
-        batch.seq_lens_sum += sum(committed)
+
+def emit(batch: ScheduleBatch, tokens: list[list[int]], accept_lens: list[int]) -> list[int]:
+    """Append accepted tokens and bonus to each request until it finishes: how many of each.
+
+    k appended tokens commit k nodes: the root and all but the last of them; the last is the next round's root.
+
+    Args:
+        tokens: Accepted tokens, then the bonus, of each request.
+        accept_lens: How many of them are accepted ones.
+    """
+    committed = []
+    think_end_id = batch.model_config.think_end_id
+    for req, emitted, accepted in zip(batch.reqs, tokens, accept_lens, strict=True):
+        appended = 0
+        for token in emitted[: accepted + 1]:
+            req.output_ids.append(token)
+            appended += 1
+            if req.require_reasoning and think_end_id is not None:
+                req.update_reasoning_tokens(token, think_end_id)
+            finish_if_due(req)
+            if req.finished():
+                break
+        count_step(req, appended - 1)
+        committed.append(appended)
+    return committed
+
+
+def advance(batch: ScheduleBatch, new_lens: torch.Tensor, committed: list[int]) -> None:
+    """Map the committed slots, which `batch.out_cache_loc` holds now, and advance the batch's lengths.
+
+    Args:
+        new_lens: Committed tokens of each request after the step, int64 [bs].
+        committed: How many the step added.
+    """
+    for req, count in zip(batch.reqs, committed, strict=True):
+        req.kv_committed_len += count
+        req.kv_allocated_len = req.kv_committed_len
+    assign_req_to_token_pool_func(
+        batch.req_pool_indices,
+        batch.req_to_token_pool.req_to_token,
+        batch.seq_lens,
+        new_lens,
+        batch.out_cache_loc,
+        len(batch.reqs),
+    )
+    batch.seq_lens.copy_(new_lens)
+    batch.seq_lens_cpu.add_(torch.tensor(committed, dtype=batch.seq_lens_cpu.dtype))
+    batch.seq_lens_sum += sum(committed)
 
 
 def recurrent_steps(

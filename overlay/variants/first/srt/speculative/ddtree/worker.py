@@ -13,14 +13,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.speculative.ddtree import stages
+from sglang.srt.speculative.ddtree.accept import Acceptance
 from sglang.srt.speculative.ddtree.args import draft_view
+from sglang.srt.speculative.ddtree.captured_head import by_position, draft_rows
 from sglang.srt.speculative.ddtree.choosing import Choosing, tree_shape
+from sglang.srt.speculative.ddtree.commit import committed_rows
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.draft_slots import draft_slots
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.lanes import Lanes
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
+from sglang.srt.speculative.ddtree.step_mask import step_mask
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.trace import is_tracing
@@ -33,6 +39,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.dflash_info import DFlashDraftInput
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +82,7 @@ class DDTreeWorker(DFlashWorker):
         self._lanes = Lanes(self.model_runner)
         self._lanes.capture()
         self._choosing = Choosing(self._lanes, server_args)
+        self._draft_kv_written = False
         # DFLASH's notes on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
         self._logged_first_verify = True
@@ -93,8 +101,13 @@ class DDTreeWorker(DFlashWorker):
 
     def forward_batch_generation(self, batch: ScheduleBatch, **kwargs: Any) -> Any:
         """A step as the DFLASH worker runs it; whatever is not a tree verify runs on the widest lane, SGLang's own."""
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            stages.interrupt()
+            return super().forward_batch_generation(batch, **kwargs)
+        stages.mark(stages.DRAFT, batch=len(batch.reqs))
         result = super().forward_batch_generation(batch, **kwargs)
         self._lanes.rest()
+        stages.mark(stages.REST)
         return result
 
     def _prepare_tree_verify(
@@ -107,16 +120,14 @@ class DDTreeWorker(DFlashWorker):
             block_ids: Draft input tokens, int64 [bs, block]; column 0 is the bonus token.
             lm_head: The target's head, which the worker holds already.
         """
-        batch_size, block_size, hidden_size = draft_hidden.shape
+        block_size = int(self.block_size)
         width, shape = self._choosing.choose(batch.reqs)
         self._lanes.use(width)
         budget, topk, chain_seed = tree_shape(width, shape, self.topk_cap, chain_seed=self.chain_seed)
-        rows = draft_hidden[:, 1:].reshape(-1, hidden_size)
-        choices = self._draft_head.top_log_probs(rows, topk)
-        grid = (batch_size, block_size - 1, -1)
-        log_probs, token_ids = choices.log_probs.view(grid), choices.token_ids.view(grid)
-        # Recurrent layers read the tree's shape from every verify input; never a chain now and a tree then, since a
-        # CUDA graph is captured for one of them.
+        stages.mark(stages.HEAD)
+        choices = self._draft_head.top_log_probs(draft_rows(draft_hidden, block_size), topk)
+        stages.mark(stages.TREE)
+        log_probs, token_ids = by_position(choices, block_size)
         tree = build_tree(
             block_ids[:, 0],
             log_probs,
@@ -124,24 +135,66 @@ class DDTreeWorker(DFlashWorker):
             budget,
             prefix_lens=batch.seq_lens,
             chain_seed=chain_seed,
+            # Recurrent layers read the links from every verify input; never a chain now and a tree then, since a CUDA
+            # graph is captured for one of them.
             links=self._is_recurrent,
         )
+        stages.mark(stages.MASK, width=width, shape=shape)
         verify_input = DDTreeVerifyInput(
             draft_token=tree.tokens.reshape(-1),
             positions=tree.positions.reshape(-1),
-            draft_token_num=tree.tokens.shape[1],
+            draft_token_num=tree.width,
             tree=tree,
             targets=self._targets,
+            block_size=block_size,
             pool=self._moving_pool,
+            # A windowed draft keeps a table of its own, which SGLang writes with the draft KV.
+            on_accepted=None if self.use_compact_draft_cache else self._write_draft_kv,
             retrieve_next_token=tree.first_child,
             retrieve_next_sibling=tree.next_sibling,
             traced=self.tp_rank == 0,
             exact=is_exact(tree, log_probs, chain_seed=chain_seed) if is_tracing() else None,
         )
-        verify_input.prepare_for_verify(batch, self.page_size)
+        verify_input.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
+        cells = tree.width * (int(batch.seq_lens_cpu.sum()) + tree.width * len(batch.reqs))
+        verify_input.custom_mask = step_mask(self.model_runner.attn_backend, tree, batch.seq_lens, cells)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.spec_info = verify_input
         batch.return_hidden_states = False
+        stages.mark(stages.VERIFY)
+
+    def _write_draft_kv(self, batch: ScheduleBatch, acceptance: Acceptance, hidden_states: torch.Tensor) -> None:
+        """Launch the draft KV of the accepted tokens while the host does not know yet how many they are.
+
+        A stop may cut a path afterwards. The KV behind the cut lies in slots that are free then, as the target's does.
+
+        Args:
+            hidden_states: Of all nodes, [bs * W, features].
+        """
+        slots = batch.out_cache_loc.view(len(batch.reqs), -1)
+        with torch.inference_mode():
+            context = self.draft_model.project_target_hidden(committed_rows(hidden_states, acceptance))
+            self._append_context(
+                context,
+                self._draft_block_positions_buf[: len(batch.reqs)].reshape(-1),
+                draft_slots(slots, acceptance, moved=self._moving_pool is not None),
+            )
+        self._draft_kv_written = True
+
+    def _append_context(self, context: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
+        """Draft KV of every row, [rows, hidden], with SGLang's fused kernels where it has them."""
+        if self._use_fused_kv_materialize and self._fused_kv_helper is not None:
+            self._append_target_hidden_fused(context, positions, slots)
+        else:
+            self._append_target_hidden_sequential(context, positions, slots)
+
+    def _append_target_hidden_to_draft_kv(self, batch: ScheduleBatch, draft_input: DFlashDraftInput) -> None:
+        """What SGLang does before a draft and after a verify: nothing is left to do where it has been done."""
+        if self._draft_kv_written:
+            self._draft_kv_written = False
+            draft_input.draft_seq_lens = batch.seq_lens.to(torch.int32)
+        elif draft_input.target_hidden.shape[0]:
+            super()._append_target_hidden_to_draft_kv(batch, draft_input)
 
     def _update_target_mamba_state_after_verify(
         self, *, batch: ScheduleBatch, seq_lens_pre_verify: torch.Tensor, commit_lens: torch.Tensor

@@ -6,5 +6,5 @@ from __future__ import annotations
 from typing import Any
 
 
-def add_logprobs(batch: Any, logits_output: Any, tokens: Any, rows: Any, block_size: int) -> None:
+def add_logprobs(batch: Any, logits_output: Any, acceptance: Any) -> None:
     """Log-probabilities of the emitted tokens; this release refuses to report them for DFLASH."""

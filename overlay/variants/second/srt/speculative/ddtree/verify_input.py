@@ -4,15 +4,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-from sglang.srt.speculative.ddtree.mask_buffers import mask_buffer
 from sglang.srt.speculative.ddtree.plans import plan_fields
 from sglang.srt.speculative.ddtree.reserved import reserved_lens
+from sglang.srt.speculative.ddtree.step_mask import step_mask
 from sglang.srt.speculative.ddtree.tree import Tree
-from sglang.srt.speculative.ddtree.tree_mask import write_tree_mask
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
 
@@ -30,40 +29,26 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     tree: Tree | None = None
 
 
-def verify_slots(req_to_token: torch.Tensor, batch: ScheduleBatch, width: int) -> torch.Tensor:
-    """The slots of each request's next `width` positions, int64 [bs, width], in a tensor of our own.
-
-    Args:
-        req_to_token: The scheduler's table, integers [requests, positions].
-        batch: `req_pool_indices` and `seq_lens` of it are read.
-        width: Nodes per request; node i is verified in slot i.
-    """
-    places = batch.seq_lens.unsqueeze(1) + torch.arange(width, device=batch.seq_lens.device)
-    return req_to_token[batch.req_pool_indices.unsqueeze(1), places].to(torch.int64)
-
-
 def prepare_verify(
     batch: ScheduleBatch,
     target_worker: TpModelWorker,
     draft_input: DFlashDraftInputV2,
     tree: Tree,
-    *,
-    positions: torch.Tensor,
     slots: torch.Tensor,
 ) -> ForwardBatch:
     """The target's verify batch, its attention metadata written already.
 
     Args:
-        positions: Position of each node, int64 [bs * W].
         slots: Slot of each node, int64 [bs, W].
     """
     lens, total = reserved_lens(draft_input)
     width = slots.shape[1]
     verify_input = DDTreeVerifyInput(
         draft_token=tree.tokens.reshape(-1),
-        positions=positions,
+        positions=tree.positions.reshape(-1),
         draft_token_num=width,
-        custom_mask=_mask(target_worker.model_runner.attn_backend, batch, tree, width * total),
+        # The scheduler reserved as many slots of each request as a mask row can have columns.
+        custom_mask=step_mask(target_worker.model_runner.attn_backend, tree, batch.seq_lens, width * total),
         capture_hidden_mode=CaptureHiddenMode.FULL,
         retrieve_next_token=tree.first_child,
         retrieve_next_sibling=tree.next_sibling,
@@ -81,15 +66,3 @@ def prepare_verify(
     verify_batch, _ = verify_input.prepare_for_verify(batch, target_worker)
     batch.seq_lens_cpu, batch.seq_lens_sum = exact_lens, exact_total
     return verify_batch
-
-
-def _mask(attn_backend: Any, batch: ScheduleBatch, tree: Tree, cells: int) -> torch.Tensor:
-    """The step's mask, in the backend's own buffer where it has one: CUDA graphs read it there.
-
-    Args:
-        cells: At most so many; the scheduler reserved as many slots of each request as a mask row can have columns.
-    """
-    buffer = mask_buffer(attn_backend, len(batch.reqs))
-    out = torch.empty(cells, dtype=torch.bool, device=tree.tokens.device) if buffer is None else buffer[:cells]
-    write_tree_mask(out, tree, batch.seq_lens, whole=True)
-    return out

@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.managers.utils import GenerationBatchResult
-from sglang.srt.speculative.ddtree.accept import Acceptance, accept
+from sglang.srt.speculative.ddtree import stages
+from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.args import draft_width
-from sglang.srt.speculative.ddtree.choosing import Choosing, tree_shape
-from sglang.srt.speculative.ddtree.commit import committed_rows, emitted_tokens, rows_of_batch
+from sglang.srt.speculative.ddtree.captured_head import CapturedHead, by_position, draft_rows
+from sglang.srt.speculative.ddtree.choosing import TREE, Choosing, tree_shape
+from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
 from sglang.srt.speculative.ddtree.draft_arguments import draft_arguments
-from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.draft_head import Choices, DraftHead
 from sglang.srt.speculative.ddtree.draft_scope import draft_scope
 from sglang.srt.speculative.ddtree.draft_state import next_draft_input
 from sglang.srt.speculative.ddtree.gates import check_model_runner
@@ -33,11 +35,12 @@ from sglang.srt.speculative.ddtree.logprobs import add_logprobs
 from sglang.srt.speculative.ddtree.penalties import root_penalties
 from sglang.srt.speculative.ddtree.published import spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
+from sglang.srt.speculative.ddtree.slots import verify_slots
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_without_penalties, roots_only
 from sglang.srt.speculative.ddtree.trace import is_tracing, trace_step
-from sglang.srt.speculative.ddtree.tree import Tree, build_tree, is_exact
-from sglang.srt.speculative.ddtree.verify_input import prepare_verify, verify_slots
+from sglang.srt.speculative.ddtree.tree import build_tree, is_exact
+from sglang.srt.speculative.ddtree.verify_input import prepare_verify
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
@@ -76,6 +79,7 @@ class DDTreeWorker(DFlashWorkerV2):
         model = self.model_runner.model
         lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
         self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
+        self._captured_head: CapturedHead | None = None
         self._is_recurrent = is_recurrent(self.model_runner)
         self._is_first_rank = get_tp_group().rank_in_group == 0
         # DFLASH's note on its own chain verify would be untrue here.
@@ -123,8 +127,19 @@ class DDTreeWorker(DFlashWorkerV2):
             super().init_cuda_graphs()
         self._lanes.capture()
 
-    def _maybe_build_draft_sampler(self) -> None:
-        """No greedy head in the draft's graph: a tree needs more than the first choice of each position."""
+    def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
+        """A step as the DFLASH worker runs it."""
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            stages.interrupt()
+        else:
+            stages.mark(stages.DRAFT, batch=len(batch.reqs))
+        return super().forward_batch_generation(batch, *args, **kwargs)
+
+    def _maybe_build_draft_sampler(self) -> CapturedHead:
+        """What SGLang captures behind the draft: the head, with the choices that the widest lane's trees need."""
+        _, topk, _ = tree_shape(self._lanes.widths[-1], TREE, self.topk_cap, chain_seed=self.chain_seed)
+        self._captured_head = CapturedHead(self._draft_head, block_size=int(self.block_size), topk=topk)
+        return self._captured_head
 
     def _defer_target_verify_gather(self) -> None:
         """No verify logits that stay sharded over the vocabulary: the accept walk reads whole rows."""
@@ -156,26 +171,36 @@ class DDTreeWorker(DFlashWorkerV2):
         Returns:
             Tokens with a stride of the block size, commit lengths, lengths and draft state of the next step.
         """
-        prefix_lens, sampling_info = batch.seq_lens, batch.sampling_info
+        prefix_lens, sampling_info, block_size = batch.seq_lens, batch.sampling_info, int(self.block_size)
         width, shape = self._choosing.choose(batch.reqs)
         self._lanes.use(width)
-        tree, exact = self._build_tree(draft_hidden, block_ids, prefix_lens, width, shape)
-        positions = tree.positions.flatten()
-        slots = verify_slots(self.model_runner.req_to_token_pool.req_to_token, batch, width)
+        budget, topk, chain_seed = tree_shape(width, shape, self.topk_cap, chain_seed=self.chain_seed)
+        stages.mark(stages.HEAD)
+        choices = self._choices(draft_hidden, topk)
+        stages.mark(stages.TREE)
+        tree = build_tree(
+            block_ids[:, 0],
+            *by_position(choices, block_size),
+            budget,
+            prefix_lens=prefix_lens,
+            chain_seed=chain_seed,
+            # Recurrent layers read the links from every verify input; never a chain now and a tree then, since a CUDA
+            # graph is captured for one of them.
+            links=self._is_recurrent or batch.has_grammar,
+        )
+        stages.mark(stages.MASK, width=width, shape=shape)
+        slots = verify_slots(
+            self.model_runner.req_to_token_pool.req_to_token, batch.req_pool_indices, prefix_lens, width
+        )
         penalties = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs)
         grammar = node_grammar(batch, tree)
-        verify_batch = prepare_verify(
-            batch,
-            self.target_worker,
-            draft_input,
-            tree,
-            positions=positions,
-            slots=slots,
-        )
+        verify_batch = prepare_verify(batch, self.target_worker, draft_input, tree, slots)
 
+        stages.mark(stages.VERIFY)
         output = self.target_worker.forward_batch_generation(
             batch=None, forward_batch=verify_batch, is_verify=True, skip_attn_backend_init=True
         )
+        stages.mark(stages.ACCEPT)
         logits_output = output.logits_output
         logits = logits_output.next_token_logits
         if penalties is not None:
@@ -184,82 +209,54 @@ class DDTreeWorker(DFlashWorkerV2):
             adjust_without_penalties(logits, sampling_info, width)
         if grammar is not None:
             grammar.apply(logits, batch, grammar_barrier)
-        target_tokens = self._targets.choose(logits, sampling_info, positions, width)
         penalised = None if penalties is None else penalties.requests
         acceptance = accept(
             tree,
-            target_tokens,
+            self._targets.choose(logits, sampling_info, tree.positions.reshape(-1), width),
             prefix_lens=prefix_lens,
-            block_size=int(self.block_size),
+            block_size=block_size,
             root_only=roots_only(sampling_info, penalised),
         )
-
-        commit_lens = (acceptance.accept_lens + 1).to(torch.int32)
-        new_seq_lens = prefix_lens + commit_lens.to(prefix_lens.dtype)
-        move_to_front(self._pool, slots, acceptance.path, commit_lens)
-        accepted_rows = rows_of_batch(acceptance.path, width)
-        commit_mamba_states_after_verify(self.target_worker, batch, commit_lens, accepted_rows, width)
+        stages.mark(stages.COMMIT)
+        move_to_front(self._pool, slots, acceptance.path, acceptance.commit_lens)
+        if self._is_recurrent:
+            rows = rows_of_batch(acceptance.path, width)
+            commit_mamba_states_after_verify(self.target_worker, batch, acceptance.commit_lens, rows, width)
         if on_publish is not None:
-            on_publish(new_seq_lens)
+            on_publish(acceptance.new_seq_lens)
 
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify requires the target's hidden states, but got None.")
         self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=committed_rows(logits_output.hidden_states, accepted_rows, int(self.block_size)),
+            target_hidden=committed_rows(logits_output.hidden_states, acceptance),
             cache_loc=block_slots.reshape(-1),
             cache_loc_2d=block_slots,
             positions=block_positions,
-            commit_lens=commit_lens,
+            commit_lens=acceptance.commit_lens,
         )
         # Nobody reads them any more, and with overlap scheduling they would be copied to the host.
         logits_output.hidden_states = None
-        tokens = emitted_tokens(tree, acceptance, int(self.block_size))
-        add_logprobs(batch, logits_output, tokens, accepted_rows, int(self.block_size))
-        self._trace(batch, prefix_lens, tree, acceptance, exact)
+        add_logprobs(batch, logits_output, acceptance)
+        if is_tracing() and self._is_first_rank:
+            exact = is_exact(tree, by_position(choices, block_size)[0], chain_seed=chain_seed)
+            committed, rids = acceptance.commit_lens.tolist(), [req.rid for req in batch.reqs]
+            trace_step(rids, prefix_lens.tolist(), tree, acceptance, committed, exact=exact)
         self._lanes.rest()
+        stages.mark(stages.REST)
         return GenerationBatchResult(
             logits_output=logits_output,
-            next_token_ids=tokens.reshape(-1),
-            accept_lens=commit_lens,
+            next_token_ids=acceptance.tokens.reshape(-1),
+            accept_lens=acceptance.commit_lens,
             can_run_cuda_graph=output.can_run_cuda_graph,
-            next_draft_input=next_draft_input(self, draft_input, acceptance.bonus, new_seq_lens),
-            speculative_num_draft_tokens=int(self.block_size),
-            new_seq_lens=new_seq_lens,
+            next_draft_input=next_draft_input(self, draft_input, acceptance.bonus, acceptance.new_seq_lens),
+            speculative_num_draft_tokens=block_size,
+            new_seq_lens=acceptance.new_seq_lens,
         )
 
-    def _build_tree(
-        self, draft_hidden: torch.Tensor, block_ids: torch.Tensor, prefix_lens: torch.Tensor, width: int, shape: str
-    ) -> tuple[Tree, torch.Tensor | None]:
-        """The tree of each request; for the trace, whether a top-k cap can be shown to have changed nothing."""
-        batch_size, block_size = block_ids.shape
-        rows = draft_hidden.view(batch_size, block_size, -1)[:, 1:].reshape(-1, draft_hidden.shape[-1])
-        grid = (batch_size, block_size - 1, -1)
-        budget, topk, chain_seed = tree_shape(width, shape, self.topk_cap, chain_seed=self.chain_seed)
-        choices = self._draft_head.top_log_probs(rows, topk)
-        log_probs, token_ids = choices.log_probs.view(grid), choices.token_ids.view(grid)
-        # Recurrent layers read the tree's links from every verify input; never a chain now and a tree then, since a
-        # CUDA graph is captured for one of them.
-        tree = build_tree(
-            block_ids[:, 0],
-            log_probs,
-            token_ids,
-            budget,
-            prefix_lens=prefix_lens,
-            chain_seed=chain_seed,
-            links=self._is_recurrent,
-        )
-        return tree, is_exact(tree, log_probs, chain_seed=chain_seed) if is_tracing() else None
-
-    def _trace(
-        self,
-        batch: ScheduleBatch,
-        prefix_lens: torch.Tensor,
-        tree: Tree,
-        acceptance: Acceptance,
-        exact: torch.Tensor | None,
-    ) -> None:
-        """Write the step down, if tracing is on; unlike the step itself this waits for the device."""
-        if not (is_tracing() and self._is_first_rank):
-            return
-        committed = [count + 1 for count in acceptance.accept_lens.tolist()]
-        trace_step([req.rid for req in batch.reqs], prefix_lens.tolist(), tree, acceptance, committed, exact=exact)
+    def _choices(self, draft_hidden: torch.Tensor, topk: int) -> Choices:
+        """The drafter's best tokens of each position: out of the draft's CUDA graph, if it was replayed."""
+        if self._captured_head is not None:
+            choices = self._captured_head.choices_of(draft_hidden)
+            if choices is not None:
+                return choices
+        return self._draft_head.top_log_probs(draft_rows(draft_hidden, int(self.block_size)), topk)

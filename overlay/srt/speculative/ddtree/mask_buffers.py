@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     import torch
 
 
-def mask_buffer(attn_backend: Any, batch_size: int) -> torch.Tensor | None:
-    """The backend's own mask buffer, which CUDA graphs read, or None when it has none for that many requests."""
-    backend = getattr(attn_backend, "full_attn_backend", attn_backend)
-    mask = getattr(backend, "cuda_graph_custom_mask", None)
+def mask_buffer(backend: Any, batch_size: int) -> torch.Tensor | None:
+    """The buffer, uint8 [cells], or None when there is none for that many requests.
+
+    Args:
+        backend: SGLang's Triton attention backend of the target.
+    """
+    mask = backend.cuda_graph_custom_mask
     if mask is None:
         return None
     fits = mask.numel() // (backend.num_draft_tokens * mask_columns(backend))

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft head inside the draft's CUDA graph: after a replay its choices are there, for no further launch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.speculative.ddtree.draft_head import Choices, DraftHead
+
+
+def draft_rows(draft_hidden: torch.Tensor, block_size: int) -> torch.Tensor:
+    """The hidden states that say something about a token to draft, [bs * (block_size - 1), hidden].
+
+    Args:
+        draft_hidden: [bs * block_size, hidden] or [bs, block_size, hidden]; the first row of a block is about the bonus
+            token, which is known.
+    """
+    hidden_size = draft_hidden.shape[-1]
+    return draft_hidden.view(-1, block_size, hidden_size)[:, 1:].reshape(-1, hidden_size)
+
+
+def by_position(choices: Choices, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and token ids of each request's positions, [bs, block_size - 1, K]."""
+    positions = block_size - 1
+    return (
+        choices.log_probs.view(-1, positions, choices.log_probs.shape[-1]),
+        choices.token_ids.view(-1, positions, choices.token_ids.shape[-1]),
+    )
+
+
+class CapturedHead:
+    """What SGLang calls behind the draft's forward while it captures its graphs: its greedy head's place.
+
+    Each graph has choices of its own, in its own memory, found again by the address of the hidden states that the graph
+    gives: no other tensor can have it.
+
+    Args:
+        head: The draft head.
+        block_size: Tokens of a draft block.
+        topk: Choices a position.
+        exponents: As in `DraftHead.top_log_probs`; their tensor is read anew by every replay.
+    """
+
+    def __init__(self, head: DraftHead, *, block_size: int, topk: int, exponents: torch.Tensor | None = None) -> None:
+        self._head, self._block_size, self._topk, self._exponents = head, block_size, topk, exponents
+        self._captured: dict[int, Choices] = {}
+
+    def __call__(self, hidden_states: torch.Tensor, input_ids: Any = None) -> None:
+        """Choose behind a forward; a warm-up's choices are dropped, a capture's are kept.
+
+        Args:
+            hidden_states: [bs * block_size, hidden].
+            input_ids: Of no use here.
+        """
+        choices = self._head.top_log_probs(draft_rows(hidden_states, self._block_size), self._topk, self._exponents)
+        if torch.cuda.is_current_stream_capturing():
+            self._captured[hidden_states.data_ptr()] = choices
+
+    def choices_of(self, draft_hidden: torch.Tensor) -> Choices | None:
+        """The choices of a replay's hidden states, or None if no graph gave them.
+
+        Args:
+            draft_hidden: [bs * block_size, hidden]; a graph of a larger batch has more rows.
+        """
+        choices = self._captured.get(draft_hidden.data_ptr())
+        if choices is None:
+            return None
+        rows = draft_hidden.shape[0] // self._block_size * (self._block_size - 1)
+        fields = {name: getattr(choices, name) for name in choices.__dataclass_fields__}
+        return Choices(**{name: None if value is None else value[:rows] for name, value in fields.items()})

@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Slots of a step: kernels beside their tensor forms, and the slots of what is committed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from sglang.srt.speculative.ddtree import captured_head
+from sglang.srt.speculative.ddtree.accept import accept
+from sglang.srt.speculative.ddtree.captured_head import CapturedHead
+from sglang.srt.speculative.ddtree.draft_head import Choices
+from sglang.srt.speculative.ddtree.draft_slots import draft_slots
+from sglang.srt.speculative.ddtree.slots import slots_by_index
+from sglang.srt.speculative.ddtree.slots_kernel import read_draft_slots, read_slots
+from sglang.srt.speculative.ddtree.tree import build_tree, ordered_topk
+
+
+BLOCK = 5
+
+
+@pytest.mark.parametrize("width", [1, 2, 9, 16])
+def test_slots_are_those_of_the_next_positions(width: int) -> None:
+    """Of rows in any order, up to the last column."""
+    table = torch.randperm(7 * 40, generator=torch.Generator().manual_seed(1)).view(7, 40).to(torch.int32)
+    rows, lens = torch.tensor([6, 0, 3]), torch.tensor([0, 40 - width, 11])
+    slots = read_slots(table, rows, lens, width)
+    assert torch.equal(slots, slots_by_index(table, rows, lens, width))
+    assert slots[1].tolist() == table[0, 40 - width :].tolist()
+
+
+@pytest.mark.parametrize("moved", [False, True])
+@pytest.mark.parametrize("budget", [2, 11])
+def test_draft_slots_follow_the_committed_path(budget: int, moved: bool) -> None:
+    """Nodes where they lie, or the first slots if their KV has moved there; slot 0 behind the path."""
+    torch.manual_seed(budget)
+    values, ids = ordered_topk(torch.log_softmax(torch.randn(4, BLOCK - 1, 6), -1), 4)
+    tree = build_tree(torch.tensor([1, 2, 3, 4]), values, ids, budget)
+    targets = torch.randint(0, 6, tree.tokens.shape)
+    targets[0] = 99
+    targets[1, 0] = tree.tokens[1, 1]
+    acceptance = accept(tree, targets, prefix_lens=torch.zeros(4, dtype=torch.int64), block_size=BLOCK)
+    assert acceptance.accept_lens.unique().numel() > 1
+    slots = torch.randperm(200)[: 4 * tree.width].view(4, -1) + 1
+    found = draft_slots(slots, acceptance, moved=moved)
+    assert torch.equal(found, read_draft_slots(slots, acceptance.path, acceptance.commit_lens, BLOCK, moved))
+    for request, count in enumerate(acceptance.commit_lens.tolist()):
+        nodes = range(count) if moved else acceptance.path[request, :count].tolist()
+        wanted = [int(slots[request, node]) for node in nodes]
+        assert found.view(4, BLOCK)[request].tolist() == wanted + [0] * (BLOCK - count)
+
+
+class Head:
+    """Choices that tell which call made them."""
+
+    calls = 0
+
+    def top_log_probs(self, rows: torch.Tensor, k: int, exponents: torch.Tensor | None) -> Choices:
+        assert exponents is None
+        self.calls += 1
+        return Choices(rows[:, :k] + self.calls, torch.zeros(len(rows), k, dtype=torch.int64))
+
+
+def test_captured_choices_are_found_by_the_hidden_states_of_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A smaller batch reads the first rows of a larger graph; tensors of a warm-up are unknown."""
+    head = CapturedHead(Head(), block_size=BLOCK, topk=2)
+    warm, small, large = (torch.randn(count * BLOCK, 8) for count in (2, 2, 4))
+    monkeypatch.setattr(captured_head.torch.cuda, "is_current_stream_capturing", lambda: False)
+    head(warm)
+    monkeypatch.setattr(captured_head.torch.cuda, "is_current_stream_capturing", lambda: True)
+    head(small)
+    head(large)
+    assert head.choices_of(warm) is None
+    choices = head.choices_of(large[: 3 * BLOCK])
+    assert choices is not None
+    assert choices.log_probs.shape == (3 * (BLOCK - 1), 2)
+    rows = large[: 3 * BLOCK].view(3, BLOCK, 8)[:, 1:].reshape(-1, 8)
+    assert torch.equal(choices.log_probs, rows[:, :2] + 3)
+    assert choices.logits is None
