@@ -18,7 +18,7 @@ import click
 from ddtree_overlay.cli.options import SERVED, App, Seconds, verb
 from ddtree_overlay.cli.selecting import Fleet, Target
 from ddtree_overlay.errors import ConfigError, UsageError
-from ddtree_overlay.reports import row
+from ddtree_overlay.reports import counted, row
 
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def _one_server(app: App, fleet: Fleet, **given: Any) -> int:  # noqa: ARG001  w
     callback=_numbers,
     default="1,4,16",
     show_default=True,
-    metavar="N,N,…",
+    metavar="NUMBERS",
     help="Requests in flight.",
 )
 @click.option("--arms", metavar="NAMES", help="Of what the server has, only these: chain, auto, budgets.")
@@ -129,8 +129,11 @@ def tune(
         runs = plan_runs(choose_arms(served, _names(arms)), settings)
         _warn(app, served, settings, chosen)
         measurer = Measurer(api, chosen, settings, end, anyway)
-        if not measurer.require_quiet():
+        running = measurer.others()
+        if running is None:
             app.screen.warn("the server does not say how busy it is; requests of others would not be noticed")
+        elif running:
+            app.screen.warn(f"measuring beside {counted(running, 'request')} of others")
         with app.screen.progress(len(runs)) as step:
             found = measurer.measure(runs, lambda run: step(_doing(run, settings)))
     outcome = Outcome.of(target.name, served, settings, prompts=len(chosen), runs=runs, found=found)
@@ -154,8 +157,14 @@ def _draw(app: App, outcome: Outcome, plot: Path | None) -> Path | None:
         plots.write(path, outcome.title, outcome.cells)
     except OSError as e:
         app.screen.warn(f"no plot: {path}: {e.strerror or e}")
-        return None
-    return path
+    except KeyboardInterrupt:
+        app.screen.warn("no plot: interrupted")
+    except Exception as e:
+        app.screen.trace()
+        app.screen.warn(f"no plot: {type(e).__name__}: {e}")
+    else:
+        return path
+    return None
 
 
 @contextlib.contextmanager

@@ -69,8 +69,9 @@ def advise(found: Sequence[Cell], served: Served) -> Advice:
     top = max(scores, key=lambda arm: scores[arm])
     if not _pays(best):
         return _without_gain(top, scores, best, served)
-    if scores.get(AUTO, 0.0) >= CLOSE:
-        return Advice(_flags(AUTO, served), AUTO, f"auto {_share(scores[AUTO], levels)}", best)
+    if _holds(AUTO, scores, best):
+        doubt = "; these rounds do not tell it from the best" if scores[AUTO] < CLOSE else ""
+        return Advice(_flags(AUTO, served), AUTO, f"auto {_share(scores[AUTO], levels)}{doubt}", best)
     if len(levels) > 1 and AUTO not in {c.arm for c in found} and scores[top] < CLOSE:
         return Advice(_auto_of(best, served), AUTO, f"{_by_level(best)}; auto itself was not measured", best)
     why = f"{top} {_share(scores[top], levels)}"
@@ -99,17 +100,18 @@ def _pays(best: Sequence[Best]) -> bool:
 
 def _without_gain(top: str, scores: dict[str, float], best: tuple[Best, ...], served: Served) -> Advice:
     """The advice when nothing is faster than the chain: what runs now if that is as good, else the chain."""
-
-    def holds(arm: str) -> bool:
-        return arm in scores and (scores[arm] >= CLOSE or all(arm == b.arm or arm in b.as_good for b in best))
-
-    arm = next(filter(holds, (str(served.setting), CHAIN)), top)
+    arm = next((a for a in (str(served.setting), CHAIN) if _holds(a, scores, best)), top)
     few = any(b.against_chain and b.against_chain.verdict == "unknown" for b in best)
     why = (
         "too few rounds to tell any arm from the chain" if few else "no arm is faster than the chain beyond the spread"
     )
     left = "; the server can stay as it is" if arm == str(served.setting) else ""
     return Advice(_flags(arm, served), arm, why + left, best)
+
+
+def _holds(arm: str, scores: dict[str, float], best: Sequence[Best]) -> bool:
+    """Whether the arm is close to the best one everywhere, or cannot be told from it anywhere."""
+    return arm in scores and (scores[arm] >= CLOSE or all(arm == b.arm or arm in b.as_good for b in best))
 
 
 def _of_auto(top: str, scores: dict[str, float], levels: Sequence[int]) -> str:

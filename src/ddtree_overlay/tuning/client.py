@@ -236,18 +236,18 @@ def _message(found: Any, body: bytes) -> str:
     """What an error answer says, one short line of it."""
     inner = found.get("error", found) if isinstance(found, dict) else None
     text = inner.get("message") if isinstance(inner, dict) else inner
-    return _line(text if isinstance(text, str) else body.decode("utf-8", "replace"))
+    return line(text if isinstance(text, str) else body.decode("utf-8", "replace"))
 
 
 def _reason(e: Exception) -> str:
     if isinstance(e, ssl.SSLCertVerificationError):
-        return f"its certificate is not trusted: {_line(e.verify_message)} (SSL_CERT_FILE names another authority)"
+        return f"its certificate is not trusted: {line(e.verify_message)} (SSL_CERT_FILE names another authority)"
     text = getattr(e, "strerror", None) or str(e) or type(e).__name__
     if isinstance(e, http.client.BadStatusLine) and not isinstance(e, http.client.RemoteDisconnected):
         text = f"it does not speak HTTP: {text}"
-    return _line(text)
+    return line(text)
 
 
-def _line(text: str) -> str:
-    # Whatever listens there may have written it.
+def line(text: str) -> str:
+    """What another machine wrote as one short line that a terminal can show."""
     return "".join(c if c.isprintable() else " " for c in text.strip()[:200])

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_overlay.tuning.cells import Reply
-from ddtree_overlay.tuning.client import Api, Connection, NoAnswerError
+from ddtree_overlay.tuning.client import Api, Connection, NoAnswerError, line
+from ddtree_overlay.tuning.served import number
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +121,9 @@ def _reply(answer: dict[str, Any], seconds: float) -> Reply:
     finish = meta.get("finish_reason")
     if isinstance(finish, dict) and finish.get("type") == "abort":
         said = finish.get("message")
-        return Reply(
-            seconds, error=f"the server aborted it: {said if isinstance(said, str) else 'it does not say why'}"
-        )
-    tokens, steps = meta.get("completion_tokens"), meta.get("spec_verify_ct")
-    if not isinstance(tokens, int) or tokens < 0:
+        why = line(said) if isinstance(said, str) else "it does not say why"
+        return Reply(seconds, error=f"the server aborted it: {why}")
+    tokens = number(meta.get("completion_tokens"))
+    if tokens is None:
         return Reply(seconds, error="the answer does not say how many tokens it has")
-    return Reply(seconds, tokens, steps if isinstance(steps, int) and steps > 0 else 0)
+    return Reply(seconds, tokens, number(meta.get("spec_verify_ct")) or 0)

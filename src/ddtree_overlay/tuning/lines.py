@@ -100,9 +100,9 @@ def advice_lines(advice: Advice) -> list[Line]:
 
 
 def _best_line(best: Best) -> Line:
-    text = f"{best.arm} is best"
+    text = f"{best.arm} has the highest median"
     if best.against_chain is not None:
-        text += f", {said(best.against_chain)} against the chain"
+        text += f"; against the chain {said(best.against_chain)}"
     if best.as_good:
         text += f"; not to be told from it: {listed(best.as_good, 12)}"
     return row((f"{best.concurrency} at a time: ", "head"), text)

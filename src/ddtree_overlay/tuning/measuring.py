@@ -58,11 +58,11 @@ class Measurer:
                 found.stopped, found.error = e.what, e
         return found
 
-    def require_quiet(self) -> bool:
-        """Refuse a server with others' requests; gives whether it says at all how busy it is.
+    def others(self) -> int | None:
+        """How many requests the server has before any of ours; None when it does not say.
 
         Raises:
-            BusyError: Requests are running or waiting.
+            BusyError: It has some, and nobody said `anyway`.
         """
         running = running_requests(self.api.load())
         if running and not self.anyway:
@@ -72,7 +72,7 @@ class Measurer:
                 "for none takes the server's own",
                 next_step="run it again when the server is idle, or with --anyway",
             )
-        return running is not None
+        return running
 
     def _try_prompts(self, pool: Pool, runs: Sequence[Run]) -> None:
         """Send every prompt that will be used once, for a token: one that is refused is found before it costs minutes.
@@ -80,7 +80,8 @@ class Measurer:
         Raises:
             OverlayError: The server does not answer one well, or the time is up.
         """
-        used = {p.name: p for run in runs for p in pick(self.prompts, run, self.settings.size(run.concurrency))}
+        of_one = [run for run in runs if run.arm == runs[0].arm]  # the others get the same
+        used = {p.name: p for run in of_one for p in pick(self.prompts, run, self.settings.size(run.concurrency))}
         first = Arm("first", None)
         bodies = [self._body(p, first, tokens=1) for p in used.values()]
         flight = pool.fly(bodies, max(self.settings.concurrencies), self.end)

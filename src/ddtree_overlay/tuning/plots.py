@@ -72,7 +72,8 @@ def write(path: Path, title: str, found: Sequence[Cell]) -> None:
         axes.set_ylim(bottom=0)
         axes.grid(visible=True, alpha=0.3)
     rates.legend(title="arm", fontsize=8)
-    figure.suptitle(title, fontsize=10)
+    # A model's name is no formula, whatever signs it has.
+    figure.suptitle(title, fontsize=10, parse_math=False)
     handle, draft = tempfile.mkstemp(dir=path.absolute().parent, prefix=".tune-", suffix=path.suffix)
     os.close(handle)
     try:

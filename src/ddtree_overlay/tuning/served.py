@@ -109,11 +109,11 @@ def read_server(info: Mapping[str, Any], url: str) -> Served:
             why="this DDTREE does not come from this overlay, so that nothing is known of its requests",
             next_step="ddtree-overlay push --host NAME --restart, then run it again",
         )
-    block_size = _number(info.get("speculative_dflash_block_size")) or 0
+    block_size = number(info.get("speculative_dflash_block_size")) or 0
     budgets = _numbers(info.get("speculative_ddtree_budgets"))
     states = info.get("internal_states")
     state = states[0] if isinstance(states, list) and states and isinstance(states[0], dict) else {}
-    per_rank = _number(state.get("effective_max_running_requests_per_dp")) or _number(info.get("max_running_requests"))
+    per_rank = number(state.get("effective_max_running_requests_per_dp")) or number(info.get("max_running_requests"))
     return Served(
         version=_text(info.get("version")) or "unknown",
         overlay_id=overlay_id,
@@ -121,7 +121,7 @@ def read_server(info: Mapping[str, Any], url: str) -> Served:
         budgets=budgets or ((setting,) if isinstance(setting, int) else ()),
         overrides=_overrides(info.get("speculative_ddtree_overrides"), budgets, block_size),
         block_size=block_size,
-        most=(per_rank or 0) * (_number(info.get("dp_size")) or 1),
+        most=(per_rank or 0) * (number(info.get("dp_size")) or 1),
         text=info.get("skip_tokenizer_init") is not True,
         model=_text(info.get("served_model_name")) or _text(info.get("model_path")) or "unknown",
     )
@@ -153,9 +153,9 @@ def running_requests(answer: Any) -> int | None:
     for row in rows:
         if not isinstance(row, dict):
             return None
-        whole = _number(row.get("num_reqs"))
+        whole = number(row.get("num_reqs"))
         if whole is None:
-            running, waiting = (_number(row.get(f"num_{kind}_reqs")) for kind in ("running", "waiting"))
+            running, waiting = (number(row.get(f"num_{kind}_reqs")) for kind in ("running", "waiting"))
             if running is None or waiting is None:
                 return None
             whole = running + waiting
@@ -166,7 +166,7 @@ def running_requests(answer: Any) -> int | None:
 def _overrides(said: Any, budgets: Sequence[int], block_size: int) -> tuple[int | str, ...]:
     """What requests may ask for: as the server lists it, else each captured budget and the chain of that width."""
     if isinstance(said, list):
-        known = [o for o in said if o == CHAIN or _number(o)]
+        known = [o for o in said if o == CHAIN or number(o)]
         return tuple(sorted(dict.fromkeys(known), key=lambda o: (o != CHAIN, o)))
     if len(budgets) < 2:
         return ()
@@ -176,17 +176,17 @@ def _overrides(said: Any, budgets: Sequence[int], block_size: int) -> tuple[int 
 def _setting(value: Any) -> int | str | None:
     if isinstance(value, str) and value.lower() == AUTO:
         return AUTO
-    return _number(int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 7 else value) or None
+    return number(int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 7 else value) or None
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         value = [int(part) for part in value.split(",") if part.strip().isdecimal() and len(part) < 7]
-    found = {n for n in map(_number, value) if n} if isinstance(value, list) else set()
+    found = {n for n in map(number, value) if n} if isinstance(value, list) else set()
     return tuple(sorted(found))
 
 
-def _number(value: Any) -> int | None:
+def number(value: Any) -> int | None:
     """A whole number that is no nonsense; True is none."""
     known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**7
     return value if known else None
