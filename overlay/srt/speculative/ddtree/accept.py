@@ -58,7 +58,11 @@ def accept(
         block_size: S, above the tree's largest depth.
         root_only: Requests of which only the root's token may be emitted, bool [bs].
     """
-    return accept_by_closure(tree, target_tokens, prefix_lens=prefix_lens, block_size=block_size, root_only=root_only)
+    if target_tokens.is_cuda:
+        from sglang.srt.speculative.ddtree.accept_kernel import accept_by_walk as walk
+    else:
+        walk = accept_by_closure
+    return walk(tree, target_tokens, prefix_lens=prefix_lens, block_size=block_size, root_only=root_only)
 
 
 def accept_by_closure(

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.speculative.ddtree.tree import ordered_topk
 
 
 _READABLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -35,6 +34,28 @@ class Choices:
     plain_log_z: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a rank's logits are which tokens: two runs, the original vocabulary's and the added tokens'."""
+
+    org: int
+    first_org_id: int
+    added_start: int
+    added: int
+    first_added_id: int
+
+    @classmethod
+    def of(cls, shard: Any) -> Columns:
+        """Those of a head with SGLang's `shard_indices`."""
+        return cls(
+            org=int(shard.num_org_elements),
+            first_org_id=int(shard.org_vocab_start_index),
+            added_start=int(shard.num_org_elements_padded),
+            added=int(shard.num_added_elements),
+            first_added_id=int(shard.added_vocab_start_index),
+        )
+
+
 class DraftHead:
     """The target's language-model head, read for log-probabilities instead of an argmax.
 
@@ -56,7 +77,7 @@ class DraftHead:
                 "--speculative-algorithm DFLASH."
             )
         self._lm_head = lm_head  # its weight is read at every use: a weight update may replace the tensor
-        self._shard = lm_head.shard_indices
+        self._columns = Columns.of(lm_head.shard_indices)
         self._scale = getattr(logits_processor, "logit_scale", None)
         self._softcap = getattr(logits_processor, "final_logit_softcapping", None)
         self._group = group
@@ -87,68 +108,9 @@ class DraftHead:
     def _choose(self, hidden_states: torch.Tensor, k: int, exponents: torch.Tensor | None) -> Choices:
         weight = self._lm_head.weight
         logits = torch.matmul(hidden_states.to(weight.dtype), weight.T)
-        if exponents is not None:
-            exponents = exponents.repeat(-(-len(logits) // len(exponents)))[: len(logits)].unsqueeze(1)
-        packed = self._local_best(logits, k, exponents)
-        if self._group.world_size > 1:
-            packed = self._group.all_gather(packed, dim=-1)
-        return self._merge(packed, k, exponents)
-
-    def _local_best(self, logits: torch.Tensor, k: int, exponents: torch.Tensor | None) -> torch.Tensor:
-        """What the other ranks have to know of this one's logits, in one tensor.
-
-        Returns:
-            int32 [rows, 2 * k + 4]: the bits of k raw logits, their token ids, and the bits of the partition sum's
-            logarithm, the mean, the variance, and the logarithm at exponent 1.
-        """
-        columns, ids = self._local_tokens(logits.device)
-        raw = logits[:, columns].float()
-        finished = self._finish(raw)
-        scaled = finished if exponents is None else exponents * finished
-        log_z = torch.logsumexp(scaled, dim=-1, keepdim=True)
-        weights = torch.exp(scaled - log_z)
-        mean = torch.where(weights > 0, weights * finished, weights).sum(dim=-1, keepdim=True)
-        spread = torch.where(weights > 0, weights * (finished - mean) ** 2, weights).sum(dim=-1, keepdim=True)
-        kept = min(k, raw.shape[1])
-        best, places = ordered_topk(raw.masked_fill(raw.isnan(), float("-inf")), kept)
-        best = torch.nn.functional.pad(best, (0, k - kept), value=float("-inf"))
-        best_ids = torch.nn.functional.pad(ids[places], (0, k - kept)).to(torch.int32)
-        plain = log_z if exponents is None else torch.logsumexp(finished, dim=-1, keepdim=True)
-        sums = torch.cat([log_z, mean, spread, plain], dim=1)
-        return torch.cat([best.view(torch.int32), best_ids, sums.view(torch.int32)], dim=1)
-
-    def _merge(self, packed: torch.Tensor, k: int, exponents: torch.Tensor | None) -> Choices:
-        """The choices among all ranks' `_local_best`, int32 [rows, ranks * (2 * k + 4)]."""
-        ranks = packed.view(packed.shape[0], -1, 2 * k + 4)
-        raw = ranks[..., :k].contiguous().view(torch.float32).flatten(1)
-        token_ids = ranks[..., k : 2 * k].flatten(1).to(torch.int64)
-        log_zs, means, spreads, plain = ranks[..., 2 * k :].contiguous().view(torch.float32).unbind(dim=-1)
-        by_id = token_ids.argsort(dim=-1, stable=True)
-        raw, token_ids = raw.gather(-1, by_id), token_ids.gather(-1, by_id)
-        best, places = ordered_topk(raw, min(k, raw.shape[-1]))
-        finished = self._finish(best)
-        log_z = torch.logsumexp(log_zs, dim=-1, keepdim=True)
-        log_probs = (finished if exponents is None else exponents * finished) - log_z
-        choices = Choices(log_probs.clamp(max=0.0), token_ids.gather(-1, places))
-        if exponents is None:
-            return choices
-        shares = torch.exp(log_zs - log_z)
-        mean = (shares * means).sum(dim=-1)
-        variance = (shares * (spreads + (means - mean.unsqueeze(1)) ** 2)).sum(dim=-1)
-        return Choices(choices.log_probs, choices.token_ids, finished, mean, variance, torch.logsumexp(plain, dim=-1))
-
-    def _local_tokens(self, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-        """Columns of this rank's logits that are tokens, and which: the shard's padding is left out."""
-        shard = self._shard
-        org = torch.arange(shard.num_org_elements, device=device)
-        added = torch.arange(shard.num_added_elements, device=device)
-        columns = torch.cat([org, added + shard.num_org_elements_padded])
-        return columns, torch.cat([org + shard.org_vocab_start_index, added + shard.added_vocab_start_index])
-
-    def _finish(self, logits: torch.Tensor) -> torch.Tensor:
-        """What the target does to its logits: neither changes the argmax, both change probabilities."""
-        if self._scale is not None:
-            logits = logits * self._scale
-        if self._softcap:
-            logits = self._softcap * torch.tanh(logits / self._softcap)
-        return logits
+        if logits.is_cuda:
+            from sglang.srt.speculative.ddtree.head_kernel import choose
+        else:
+            from sglang.srt.speculative.ddtree.head_reference import choose
+        finish = {"scale": self._scale, "cap": self._softcap}
+        return choose(logits, k, self._columns, exponents=exponents, group=self._group, **finish)

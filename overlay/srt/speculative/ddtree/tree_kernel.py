@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The best-first tree in one kernel launch: Algorithm 1 of arXiv 2604.12989 with a flat frontier instead of a heap.
 
-One program grows one request's tree. Popping node j puts its next sibling into the slot that it came from, and its
-first child into slot j; a pop is two reductions over the slots. Scores are the same float32 sums, and ties fall the
-same way (shallower, then earlier parent, then lower rank), as in `tree.grow_by_beam`, which is the reference.
+One warp grows one request's tree. Popping node j puts its next sibling into the slot that it came from, and its first
+child into slot j, so that a pop is two reductions over the slots: of the scores, then of the ties at the best one. Both
+are of 32-bit integers, which a warp reduces in one instruction. Scores are the same float32 sums, and ties fall the same
+way (shallower, then earlier parent, then lower rank), as in `tree_reference.grow_by_beam`.
 """
 
 from __future__ import annotations
@@ -12,71 +13,147 @@ import torch
 import triton
 import triton.language as tl
 from sglang.srt.speculative.ddtree.tree import Tree
-from sglang.srt.speculative.ddtree.tree_reference import tree_links
+from sglang.srt.speculative.ddtree.tree_reference import grow_by_beam
+
+
+#: A tie is (depth, parent, rank) in 6, 12 and 12 bits of a positive int32.
+_PARENT_BITS, _RANK_BITS = 24, 12
+MOST_NODES, MOST_POSITIONS = (1 << _RANK_BITS) - 1, (1 << 31 - _PARENT_BITS) - 2
+
+
+@triton.jit
+def ordered_key(value):
+    """float32 without NaN as an int32 of the same order; -0.0 and 0.0 are one value."""
+    bits = (value + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def value_of_key(key):
+    """The float32 that `ordered_key` was made of."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _load_log_prob(pointer, mask):
+    value = tl.load(pointer, mask=mask, other=float("-inf"))
+    return tl.where(value == value, value, float("-inf"))
 
 
 @triton.jit
 def _grow_kernel(
+    roots,  # int64 [bs], stride `root_stride`
     log_probs,  # float32 [bs, L, K], contiguous
     token_ids,  # int64 [bs, L, K], contiguous
-    out_tokens,  # int64 [bs, B + 1]; column 0 and padding hold the root's token
-    out_parents,  # int64 [bs, B + 1]; all -1 before
-    out_depths,  # int64 [bs, B + 1]; all 0 before
-    out_ranks,  # int64 [bs, B + 1]; all 0 before
-    out_scores,  # float32 [bs, B + 1]; 0 for the root, -inf elsewhere, before
+    prefix_lens,  # integers [bs], or None
+    nodes,  # int64 [4, bs, W] out: tokens, parents, depths, positions
+    grown_ranks,  # int64 [bs, budget + 1] out
+    grown_scores,  # float32 [bs, budget + 1] out
+    links,  # int32 [2, bs, W] out: first children, next siblings; or None
+    root_stride,
     horizon,
     choices,
-    BUDGET: tl.constexpr,
-    SLOTS: tl.constexpr,
+    budget,
+    width,
+    SLOTS: tl.constexpr,  # a power of two, at least the budget and a warp
     SEED: tl.constexpr,  # 1: take the chain of first choices before anything else
 ):
-    request = tl.program_id(0)
-    table = request.to(tl.int64) * horizon * choices
-    row = request.to(tl.int64) * (BUDGET + 1)
+    request = tl.program_id(0).to(tl.int64)
+    plane = tl.num_programs(0).to(tl.int64) * width
+    table = request * horizon * choices
     slots = tl.arange(0, SLOTS)
+    row = request * width
+    if links is not None:
+        for tile in range(0, width, SLOTS):
+            tl.store(links + row + tile + slots, -1, mask=tile + slots < width)
+            tl.store(links + plane + row + tile + slots, -1, mask=tile + slots < width)
+        tl.debug_barrier()  # other threads write over it
 
-    never = float("-inf")
-    scores = tl.full([SLOTS], never, tl.float32)
+    never: tl.constexpr = -2139095041  # the key of -inf
+    no_tie: tl.constexpr = 0x7FFFFFFF
+    keys = tl.full([SLOTS], never, tl.int32)
     bases = tl.zeros([SLOTS], tl.float32)  # score of the parent
-    parents = tl.zeros([SLOTS], tl.int32)
-    depths = tl.zeros([SLOTS], tl.int32)  # 0-based position of the token
-    ranks = tl.zeros([SLOTS], tl.int32)
-    scores = tl.where(slots == 0, tl.load(log_probs + table), scores)
-    on_chain = request * 0 + SEED
+    ties = tl.zeros([SLOTS], tl.int32)
+    owners = tl.zeros([SLOTS], tl.int32)  # the node popped last from the slot
+    made_of = tl.full([SLOTS], -1, tl.int32)  # tie of node slot + 1, -1 where there is no node
+    made_keys = tl.full([SLOTS], never, tl.int32)
+    start = tl.program_id(0) * 0 + 1
 
-    for node in range(1, BUDGET + 1):
-        # The chain goes on in the slot of the node before: its first child, while there is one.
-        next_of_chain = tl.max(tl.where(slots == node - 1, scores, never), axis=0)
-        on_chain = on_chain & (next_of_chain > never).to(tl.int32)
-        eligible = tl.where((on_chain > 0) & (slots != node - 1), never, scores)
-        best = tl.max(eligible, axis=0)
-        if best > never:
-            # (depth, parent, rank) of the slots that share the best score; every field fits its bits.
-            order = (depths.to(tl.int64) << 40) | (parents.to(tl.int64) << 20) | ranks.to(tl.int64)
-            order = tl.where(eligible == best, order, 1 << 62)
-            first = tl.min(order, axis=0)
-            depth = (first >> 40).to(tl.int32)
-            parent = ((first >> 20) & 0xFFFFF).to(tl.int32)
-            rank = (first & 0xFFFFF).to(tl.int32)
-            popped = order == first
-            base = tl.sum(tl.where(popped, bases, 0.0), axis=0)
+    if SEED:
+        base = start.to(tl.float32) * 0.0
+        last = tl.minimum(horizon, budget)
+        for node in range(1, last + 1):
+            at = log_probs + table + (node - 1) * choices
+            score = base + _load_log_prob(at, start == node)
+            key = ordered_key(tl.where(start == node, score, float("-inf")))
+            going = key > never
+            sibling = base + _load_log_prob(at + 1, going & (choices > 1))
+            tie = ((node - 1) << 24) | ((node - 1) << 12)
+            here = (slots == node - 1) & going
+            keys = tl.where(here, ordered_key(sibling), keys)
+            bases = tl.where(here, base, bases)
+            ties = tl.where(here, tie + 1, ties)
+            owners = tl.where(here, node, owners)
+            made_of = tl.where(here, tie, made_of)
+            made_keys = tl.where(here, key, made_keys)
+            if links is not None:
+                tl.store(links + row + node - 1, node, mask=going & (node < width))
+            base = tl.where(going, score, base)
+            start += going.to(tl.int32)
+    else:
+        first = ordered_key(_load_log_prob(log_probs + table, True))
+        keys = tl.where(slots == 0, first, keys)
 
-            at = table + depth * choices + rank
-            tl.store(out_tokens + row + node, tl.load(token_ids + at))
-            tl.store(out_parents + row + node, parent.to(tl.int64))
-            tl.store(out_depths + row + node, depth.to(tl.int64) + 1)
-            tl.store(out_ranks + row + node, rank.to(tl.int64))
-            tl.store(out_scores + row + node, best)
+    for node in range(start, budget + 1):
+        best = tl.max(keys, axis=0)
+        alive = best > never
+        order = tl.where(keys == best, ties, no_tie)
+        tie = tl.min(order, axis=0)
+        depth = tie >> 24
+        rank = tie & 0xFFF
+        popped = (order == tie) & alive
+        score = value_of_key(best)
+        at = log_probs + table + depth * choices
+        sibling = _load_log_prob(at + rank + 1, alive & (rank + 1 < choices))
+        child = _load_log_prob(at + choices, alive & (depth + 1 < horizon))
+        if links is not None:
+            tl.store(links + row + ((tie >> 12) & 0xFFF), node, mask=alive & (rank == 0) & (node < width))
+            tl.store(links + plane + row + owners, node, mask=popped & (rank > 0) & (node < width))
+            owners = tl.where(popped, node, owners)
+        made = slots == node - 1
+        made_of = tl.where(made & alive, tie, made_of)
+        made_keys = tl.where(made, best, made_keys)
+        keys = tl.where(popped, ordered_key(bases + sibling), keys)
+        ties = tl.where(popped, ties + 1, ties)
+        born = (slots == node) & alive
+        keys = tl.where(born, ordered_key(score + child), keys)
+        bases = tl.where(born, score, bases)
+        ties = tl.where(born, ((depth + 1) << 24) | (node << 12), ties)
 
-            sibling = tl.load(log_probs + at + 1, mask=rank + 1 < choices, other=never)
-            child = tl.load(log_probs + table + (depth + 1) * choices, mask=depth + 1 < horizon, other=never)
-            scores = tl.where(popped, base + sibling, scores)
-            ranks = tl.where(popped, rank + 1, ranks)
-            born = slots == node
-            scores = tl.where(born, best + child, scores)
-            bases = tl.where(born, best, bases)
-            parents = tl.where(born, node, parents)
-            depths = tl.where(born, depth + 1, depths)
+    root = tl.load(roots + request * root_stride)
+    prefix = request * 0
+    if prefix_lens is not None:
+        prefix = tl.load(prefix_lens + request).to(tl.int64)
+    real = made_of >= 0
+    grown = slots < budget
+    depths = tl.where(real, made_of >> 24, -1).to(tl.int64) + 1
+    ranks = tl.where(real, made_of & 0xFFF, 0).to(tl.int64)
+    tokens = tl.load(token_ids + table + (depths - 1) * choices + ranks, mask=real & grown, other=0)
+    cut = slots + 1 < width
+    out = nodes + row + slots + 1
+    tl.store(out, tl.where(real, tokens, root), mask=cut)
+    tl.store(out + plane, tl.where(real, (made_of >> 12) & 0xFFF, -1).to(tl.int64), mask=cut)
+    tl.store(out + 2 * plane, depths, mask=cut)
+    tl.store(out + 3 * plane, prefix + depths, mask=cut)
+    grown_row = request * (budget + 1)
+    tl.store(grown_ranks + grown_row + slots + 1, ranks, mask=grown)
+    tl.store(grown_scores + grown_row + slots + 1, value_of_key(made_keys), mask=grown)
+    tl.store(nodes + row, root)
+    tl.store(nodes + plane + row, request * 0 - 1)
+    tl.store(nodes + 2 * plane + row, request * 0)
+    tl.store(nodes + 3 * plane + row, prefix)
+    tl.store(grown_ranks + grown_row, request * 0)
+    tl.store(grown_scores + grown_row, 0.0)
 
 
 def grow_trees(
@@ -92,39 +169,54 @@ def grow_trees(
 ) -> Tree:
     """Grow the tree of every request; arguments and result as in `tree_reference.grow_by_beam`."""
     batch, horizon, choices = log_probs.shape
-    verified, width = width, budget + 1
-    tokens = roots.to(torch.int64).unsqueeze(1).repeat(1, width)
-    parents = tokens.new_full((batch, width), -1)
-    depths, ranks = tokens.new_zeros((2, batch, width))
-    scores = log_probs.new_full((batch, width), float("-inf"))
-    scores[:, 0] = 0.0
+    if budget > MOST_NODES or choices > MOST_NODES or horizon > MOST_POSITIONS:
+        return grow_by_beam(
+            roots,
+            log_probs,
+            token_ids,
+            budget,
+            width=width,
+            prefix_lens=prefix_lens,
+            chain_seed=chain_seed,
+            links=links,
+        )
+    width = budget + 1 if width is None else width
+    device = log_probs.device
+    nodes = torch.empty((4, batch, width), dtype=torch.int64, device=device)
+    ranks = torch.empty((batch, budget + 1), dtype=torch.int64, device=device)
+    scores = torch.empty((batch, budget + 1), dtype=torch.float32, device=device)
+    linked = torch.empty((2, batch, width), dtype=torch.int32, device=device) if links else None
     _grow_kernel[(batch,)](
-        log_probs.masked_fill(log_probs.isnan(), float("-inf")).contiguous(),
+        roots,
+        log_probs.contiguous(),
         token_ids.contiguous(),
-        tokens,
-        parents,
-        depths,
+        prefix_lens,
+        nodes,
         ranks,
         scores,
+        linked,
+        roots.stride(0),
         horizon,
         choices,
-        BUDGET=budget,
-        SLOTS=triton.next_power_of_2(width),
+        budget,
+        width,
+        SLOTS=max(32, triton.next_power_of_2(budget)),
         SEED=int(chain_seed),
-        num_warps=1 if budget <= 64 else 4,
+        num_warps=1,
     )
-    first_child, next_sibling = tree_links(parents) if links else (None, None)
-    tree = Tree(
+    tokens, parents, depths, positions = nodes.unbind(0)
+    first_child, next_sibling = (None, None) if linked is None else linked.unbind(0)
+    whole = width == budget + 1
+    return Tree(
         tokens=tokens,
         parents=parents,
         depths=depths,
-        ranks=ranks,
-        positions=depths if prefix_lens is None else prefix_lens.unsqueeze(1) + depths,
-        scores=scores,
-        max_depth=min(horizon, budget),
+        ranks=ranks if whole else ranks[:, :width],
+        positions=positions,
+        scores=scores if whole else scores[:, :width],
+        max_depth=min(horizon, width - 1),
         grown_scores=scores,
         grown_ranks=ranks,
         first_child=first_child,
         next_sibling=next_sibling,
     )
-    return tree if verified is None else tree.first(verified)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.speculative.ddtree.args import draft_width
 from sglang.srt.speculative.ddtree.tree import Tree
 
 
@@ -21,6 +20,8 @@ def mask_columns(backend: Any) -> int:
     Args:
         backend: SGLang's Triton attention backend of the target.
     """
+    from sglang.srt.speculative.ddtree.args import draft_width
+
     return int(backend.max_context_len) + draft_width() + int(backend.num_draft_tokens)
 
 
@@ -38,7 +39,11 @@ def write_tree_mask(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *,
         padding: Requests with a prefix of one token, behind those of the batch, whose every cell is set to 1: what a
             CUDA graph captured for a larger batch reads of its unused rows. A row that sees nothing gives NaN.
     """
-    write_by_rows(out, tree, prefix_lens, whole=whole, padding=padding)
+    if out.is_cuda:
+        from sglang.srt.speculative.ddtree.mask_kernel import write_masks as write
+    else:
+        write = write_by_rows
+    write(out, tree, prefix_lens, whole=whole, padding=padding)
 
 
 def write_by_rows(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool, padding: int = 0) -> None:
