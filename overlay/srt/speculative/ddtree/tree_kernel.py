@@ -3,8 +3,8 @@
 
 One warp grows one request's tree. Popping node j puts its next sibling into the slot that it came from, and its first
 child into slot j, so that a pop is two reductions over the slots: of the scores, then of the ties at the best one. Both
-are of 32-bit integers, which a warp reduces in one instruction. Scores are the same float32 sums, and ties fall the same
-way (shallower, then earlier parent, then lower rank), as in `tree_reference.grow_by_beam`.
+are of 32-bit integers, which a warp reduces in one instruction. Scores are the same float32 sums and ties fall the same
+way (shallower, then earlier parent, then lower rank) as in `tree_reference.grow_by_beam`.
 """
 
 from __future__ import annotations
