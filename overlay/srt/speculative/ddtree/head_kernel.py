@@ -99,23 +99,23 @@ def _read_kernel(
     tl.store(group_keys + row * groups + group, tl.max(key, axis=1), mask=group < groups)
 
     z = _finish(value, scale, cap, SCALED, CAPPED)
-    top = tl.max(tl.max(tl.where(token & (value == value), z, float("-inf")), axis=1), axis=0)
+    top = tl.max(tl.where(token & (value == value), z, float("-inf")))
     away = z - tl.where(top == float("-inf"), 0.0, top)
     out = sums + (row * tl.num_programs(1) + tile) * SUMS
     tl.store(out, top)
     if exponents is None:
         weight = tl.where(token, tl.exp(away), 0.0)
-        tl.store(out + 1, tl.sum(tl.sum(weight, axis=1), axis=0))
+        tl.store(out + 1, tl.sum(weight))
     else:
         exponent = tl.load(exponents + row % positions)
         weight = tl.where(token, tl.exp(exponent * away), 0.0)
         moment = tl.where(weight == 0.0, 0.0, weight * away)
         spread = tl.where(weight == 0.0, 0.0, moment * away)
         plain = tl.where(token, tl.exp(away), 0.0)
-        tl.store(out + 1, tl.sum(tl.sum(weight, axis=1), axis=0))
-        tl.store(out + 2, tl.sum(tl.sum(moment, axis=1), axis=0))
-        tl.store(out + 3, tl.sum(tl.sum(spread, axis=1), axis=0))
-        tl.store(out + 4, tl.sum(tl.sum(plain, axis=1), axis=0))
+        tl.store(out + 1, tl.sum(weight))
+        tl.store(out + 2, tl.sum(moment))
+        tl.store(out + 3, tl.sum(spread))
+        tl.store(out + 4, tl.sum(plain))
 
 
 @triton.jit

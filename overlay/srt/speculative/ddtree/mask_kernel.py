@@ -36,11 +36,11 @@ def _mask_kernel(
     before = tl.load(prefix_lens + others, mask=(others < batch) & (others < request), other=0).to(tl.int64)
     start = width * (tl.sum(before, axis=0) + tl.minimum(request, batch) * width)
     if request >= batch:
-        cells = width * (1 + width)
-        start += (request - batch) * cells
-        for tile in range(tl.program_id(1) * FILL, cells, tl.num_programs(1) * FILL):
+        size = width * (1 + width)
+        start += (request - batch) * size
+        for tile in range(tl.program_id(1) * FILL, size, tl.num_programs(1) * FILL):
             place = tile + tl.arange(0, FILL)
-            tl.store(out + start + place, tl.full([FILL], 1, tl.uint8), mask=place < cells)
+            tl.store(out + start + place, tl.full([FILL], 1, tl.uint8), mask=place < size)
     else:
         prefix = tl.load(prefix_lens + request).to(tl.int64)
         rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
