@@ -14,7 +14,12 @@ from sglang.srt.speculative.ddtree.accept import Acceptance
 from sglang.srt.speculative.ddtree.tree import Tree
 
 
-@triton.jit
+#: One compiled kernel serves every batch and width: a step must not wait for a compiler.
+_SIZES = ("tree_stride", "target_stride", "width", "steps", "block_size")
+_TENSORS = ("tokens", "parents", "target_tokens", "root_only", "prefix_lens", "report", "others", "commit_lens")
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TENSORS)
 def _accept_kernel(
     tokens,  # int64 [bs, W], stride `tree_stride`
     parents,  # int64 [bs, W], stride `tree_stride`

@@ -12,11 +12,15 @@ import triton.language as tl
 from sglang.srt.speculative.ddtree.tree import Tree
 
 
+#: One compiled kernel serves many batches and widths: a step must not wait for a compiler.
+_SIZES = ("batch", "tree_stride", "width", "depth")
+_TENSORS = ("out", "parents", "prefix_lens")
+
 #: Cells of a prefix, or of padding, that a program fills at once.
 _FILL = 4096
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TENSORS)
 def _mask_kernel(
     out,  # uint8, flat
     parents,  # int64 [bs, W], stride `tree_stride`
@@ -76,7 +80,7 @@ def write_masks(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, who
         tree.max_depth,
         ROWS=rows,
         COLUMNS=max(32, triton.next_power_of_2(width)),
-        BATCH=max(32, triton.next_power_of_2(batch)),
+        BATCH=max(64, triton.next_power_of_2(batch)),
         WHOLE=whole,
         FILL=_FILL,
         num_warps=4 if whole else 1,

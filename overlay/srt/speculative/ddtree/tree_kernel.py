@@ -20,6 +20,10 @@ from sglang.srt.speculative.ddtree.tree_reference import grow_by_beam
 _PARENT_BITS, _RANK_BITS = 24, 12
 MOST_NODES, MOST_POSITIONS = (1 << _RANK_BITS) - 1, (1 << 31 - _PARENT_BITS) - 2
 
+#: One compiled kernel serves every batch and width: a step must not wait for a compiler.
+_SIZES = ("root_stride", "horizon", "choices", "budget", "width")
+_TENSORS = ("roots", "log_probs", "token_ids", "prefix_lens", "nodes", "grown_ranks", "grown_scores", "links")
+
 
 @triton.jit
 def ordered_key(value):
@@ -40,7 +44,7 @@ def _load_log_prob(pointer, mask):
     return tl.where(value == value, value, float("-inf"))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TENSORS)
 def _grow_kernel(
     roots,  # int64 [bs], stride `root_stride`
     log_probs,  # float32 [bs, L, K], contiguous
