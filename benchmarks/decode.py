@@ -145,7 +145,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=0.5, help="of decoding per measurement at most")
     parser.add_argument("--rows", type=int, default=2080, help="most rows of a step for which trees have graphs")
     parser.add_argument("--hopeless", type=float, default=0.75)
-    parser.add_argument("--settle", type=float, default=1.5, help="seconds that auto decodes before the first round")
+    parser.add_argument(
+        "--settle", type=float, default=1.5, help="seconds that auto decodes before a first measurement"
+    )
     parser.add_argument("--stages", default="1,8,32", help="concurrencies at which the stages of a step are measured")
     parser.add_argument("--without-calibration", action="store_true", help="a second DDTREE engine as a control")
     parser.add_argument("--limit", type=float, default=450, help="seconds for everything")
@@ -243,7 +245,9 @@ def rounds(run: Run, started: Started, arms: list[Arm], block: int, reserve: flo
         for size in concurrencies(options):
             if number == 0:
                 for arm in (arm for arm in arms if arm.name.startswith("DDTREE auto") and options.settle):
-                    run.measure(started, arm, size, 0, tokens=1500, seconds=options.settle + run.prefill[size])
+                    settled = time.monotonic() + options.settle
+                    while time.monotonic() < settled:
+                        run.measure(started, arm, size, 0)
             chosen = [arm for arm in arms if wanted(run, arm, size, number, block)]
             turn = number % len(chosen)
             for arm in chosen[turn:] + chosen[:turn]:
