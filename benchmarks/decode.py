@@ -58,6 +58,7 @@ class Run:
             "definitions": decode_figures.DEFINITIONS,
             "block": 0,
             "arms": [],
+            "engines": {},
             "measurements": [],
             "stages": [],
             "dropped": [],
@@ -254,11 +255,23 @@ def rounds(run: Run, started: Started, arms: list[Arm], block: int, reserve: flo
                 if run.left() < reserve + 5:
                     run.drop(f"from {arm.name} at concurrency {size} in round {number + 1} on: no time left")
                     return
-                found = run.measure(started, arm, size, number * size)
+                found = observed(run, started, arm, size, number)
                 if found:
                     run.result["measurements"].append({"round": number, "concurrency": size, "arm": arm.name, **found})
             run.save()
         run.phase(f"round {number + 1}")
+
+
+def observed(run: Run, started: Started, arm: Arm, size: int, number: int) -> dict[str, Any] | None:
+    """A measurement of a round; of `auto` also how often it took which choice, where the server counts its steps."""
+    if not arm.name.startswith("DDTREE auto"):
+        return run.measure(started, arm, size, number * size)
+    engine = started.engines[arm.engine]
+    before = engine.ask({"info": True}).get("ddtree_steps") or {}
+    found = run.measure(started, arm, size, number * size)
+    after = engine.ask({"info": True}).get("ddtree_steps") or {}
+    chosen = {choice: count - before.get(choice, 0) for choice, count in after.items()}
+    return found and found | {"chosen": {choice: count for choice, count in chosen.items() if count}}
 
 
 def wanted(run: Run, arm: Arm, size: int, number: int, block: int) -> bool:
@@ -285,10 +298,10 @@ def served(run: Run, arm: Arm, size: int, block: int) -> bool:
 
 
 def stages(run: Run, started: Started, arms: list[Arm], block: int) -> None:
-    """Time the stages of each tree arm's steps; a run of its own, so that events disturb no round."""
-    trees = [arm for arm in arms if arm.name.startswith("DDTREE") and "uncalibrated" not in arm.name]
+    """Time the stages of each speculative arm's steps; a run of its own, so that events disturb no round."""
+    staged = [arm for arm in arms if arm.name != "plain" and "uncalibrated" not in arm.name]
     for size in [int(text) for text in run.options.stages.split(",") if text]:
-        for arm in trees:
+        for arm in staged:
             if not served(run, arm, size, block):
                 continue
             if run.left() < 5:

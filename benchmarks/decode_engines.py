@@ -49,6 +49,8 @@ class Engine:
         ours, theirs = socket.socketpair()
         command = [options.python, str(BENCHMARKS / "decode_engine.py"), str(job), str(theirs.fileno())]
         clock = {"DECODE_CLOCK": str(workdir / f"{name}.clock"), "DDTREE_STAGES": str(self.stages)}
+        if arguments.get("speculative_algorithm") == "DFLASH":
+            clock["DECODE_DFLASH_STAGES"] = "1"
         with self.log.open("wb") as out:
             self.process = subprocess.Popen(
                 command,

@@ -69,6 +69,12 @@ def cells(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for figure in ("tok_s", "step_ms"):
             row[figure] = spread([found[figure] for found in rounds.values()])
         row["accept"] = pooled(rounds.values())
+        chosen: dict[str, int] = {}
+        for found in rounds.values():
+            for choice, count in found.get("chosen", {}).items():
+                chosen[choice] = chosen.get(choice, 0) + count
+        if chosen:
+            row["chosen"] = chosen
         if both:
             row["to_dflash"] = spread([rounds[number]["tok_s"] / control[number]["tok_s"] for number in both])
             row["accept_ratio"] = pooled(rounds[n] for n in both) / pooled(control[n] for n in both)
@@ -109,6 +115,9 @@ def stage_means(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def efficiencies(result: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For every tree of fixed width: the limit that its verify sets, and how close it gets."""
     block, found = result["block"], []
+    alone = next(
+        (e["info"]["ddtree_verify_ms"] for e in result["engines"].values() if e["info"].get("ddtree_verify_ms")), {}
+    )
     for row in rows:
         arm = next((arm for arm in result["arms"] if arm["name"] == row["arm"]), None)
         if not arm or not isinstance(arm["budget"], int) or "to_dflash" not in row:
@@ -128,6 +137,8 @@ def efficiencies(result: dict[str, Any], rows: list[dict[str, Any]]) -> list[dic
                 "accept_ratio": row["accept_ratio"],
                 "verify_ms": times[width],
                 "verify_ms_of_block": times[block],
+                # A replay of the graph alone at start-up, on short sequences.
+                "replay_ms": alone.get(str(width), {}).get(str(row["concurrency"])),
                 "limit": limit,
                 "possible": possible,
                 "to_dflash": row["to_dflash"]["median"],
@@ -159,6 +170,7 @@ def autos(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "best": best["arm"],
                 "to_best": row["tok_s"]["median"] / best["tok_s"]["median"],
                 "to_dflash": row.get("to_dflash", {}).get("median"),
+                "chosen": row.get("chosen", {}),
             }
         )
     return found
@@ -193,10 +205,16 @@ def report(result: dict[str, Any]) -> str:
     text = [table(lines)]
     if found["auto"]:
         rows = [
-            [f"c={r['concurrency']}", r["best"], f"{r['to_best']:.3f}", f"{r['to_dflash'] or 0:.3f}"]
+            [
+                f"c={r['concurrency']}",
+                r["best"],
+                f"{r['to_best']:.3f}",
+                f"{r['to_dflash'] or 0:.3f}",
+                shares(r["chosen"]),
+            ]
             for r in found["auto"]
         ]
-        text.append(table([["auto", "best other arm", "auto/best", "auto/DFLASH"], *rows]))
+        text.append(table([["auto", "best other arm", "auto/best", "auto/DFLASH", "chosen"], *rows]))
     if found["efficiency"]:
         head = ["limit", "accept x", "verify ms", "limit", "possible", "got", "efficiency"]
         rows = [
@@ -217,6 +235,12 @@ def report(result: dict[str, Any]) -> str:
         text.append(f"c={row['concurrency']} {row['arm']}: {parts} ms ({row['steps']} steps)")
     text += [f"not measured: {note}" for note in result["dropped"]]
     return "\n".join(text)
+
+
+def shares(counts: dict[str, int]) -> str:
+    """The most frequent choices and how often they were taken."""
+    most = sorted(counts.items(), key=lambda item: -item[1])[:3]
+    return ", ".join(f"{choice} {count / sum(counts.values()):.0%}" for choice, count in most)
 
 
 def table(lines: list[list[str]]) -> str:

@@ -5,6 +5,9 @@ Put this folder on PYTHONPATH and name a file in `DECODE_CLOCK`. Behind every `S
 one record: the batch's first request id, the time, `d` for a decode step and `p` for anything else, requests, output
 tokens of all of them so far, and how many of them are finished. Records wait in memory while requests run and are
 written when one has finished. A record takes some microseconds.
+
+With `DECODE_DFLASH_STAGES` the forwards of a DFLASH engine are marked as stages of its steps (the overlay's `stages`,
+whose worker marks DDTREE's): draft, verify, and all between as the rest.
 """
 
 import importlib.abc
@@ -17,7 +20,7 @@ import time
 from pathlib import Path
 
 
-MODULE = "sglang.srt.managers.scheduler"
+SCHEDULER, RUNNER = "sglang.srt.managers.scheduler", "sglang.srt.model_executor.model_runner"
 
 
 def watch(module, target):
@@ -50,14 +53,34 @@ def peak():
     return {"allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved()}
 
 
-class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Loads the module as usual and wraps its scheduler."""
+def mark_forwards(module):
+    """Wrap `ModelRunner.forward` of the target and of the drafter."""
+    plain = module.ModelRunner.forward
 
-    def __init__(self, target):
-        self._target, self._busy = target, False
+    def forward(self, forward_batch, *args, **kwargs):
+        from sglang.srt.speculative.ddtree import stages
+
+        if self.is_draft_worker:
+            stages.mark(stages.DRAFT, batch=forward_batch.batch_size)
+        elif forward_batch.forward_mode.is_target_verify():
+            stages.mark(stages.VERIFY, width=forward_batch.input_ids.shape[0] // max(forward_batch.batch_size, 1))
+        else:
+            stages.interrupt()
+        given = plain(self, forward_batch, *args, **kwargs)
+        stages.mark(stages.REST)
+        return given
+
+    module.ModelRunner.forward = forward
+
+
+class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Loads a module as usual and changes it then."""
+
+    def __init__(self, module, change):
+        self._module, self._change, self._busy = module, change, False
 
     def find_spec(self, name, path=None, target=None):
-        if name != MODULE or self._busy:
+        if name != self._module or self._busy:
             return None
         self._busy = True
         try:
@@ -72,13 +95,15 @@ class AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
     def exec_module(self, module):
         self._loader.exec_module(module)
-        watch(module, self._target)
+        self._change(module)
 
 
 if os.environ.get("DECODE_CLOCK"):
     import importlib.util
 
-    sys.meta_path.insert(0, AfterImport(os.environ["DECODE_CLOCK"]))
+    sys.meta_path.insert(0, AfterImport(SCHEDULER, lambda module: watch(module, os.environ["DECODE_CLOCK"])))
+    if os.environ.get("DECODE_DFLASH_STAGES"):
+        sys.meta_path.insert(0, AfterImport(RUNNER, mark_forwards))
 
 # Python imports one sitecustomize; another one on the path gets its turn here.
 _here = Path(__file__).resolve().parent

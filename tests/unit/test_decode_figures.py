@@ -65,6 +65,7 @@ def result() -> dict[str, Any]:
         "measurements": found,
         "stages": [{"concurrency": 1, "arm": "DDTREE 64", "steps": verify}],
         "dropped": ["nothing"],
+        "engines": {"ddtree": {"info": {"ddtree_verify_ms": {"65": {"1": 6.5}}}}},
     }
 
 
@@ -81,6 +82,7 @@ def test_the_limit_is_what_the_width_of_the_verify_costs(result: dict[str, Any])
     (row,) = decode_figures.figures(result)["efficiency"]
     assert row["limit"] == pytest.approx(10 / 11)
     assert row["efficiency"] == pytest.approx(11 / 12)
+    assert row["replay_ms"] == 6.5
 
 
 def test_auto_is_compared_with_the_best_of_all_others(result: dict[str, Any]) -> None:

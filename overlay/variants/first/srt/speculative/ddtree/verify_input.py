@@ -76,6 +76,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         # Spec-v1 decoding has no reader for these; DFLASH drops them as well.
         logits_output.hidden_states = None
 
+        stages.mark(stages.ACCEPT)
         acceptance = self._accept(batch, logits_output.next_token_logits)
         report = HostCopy(acceptance.report)
         stages.mark(stages.COMMIT)
