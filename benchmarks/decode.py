@@ -230,11 +230,12 @@ def warm_up(run: Run, started: Started, arms: list[Arm]) -> None:
     """Compile what is compiled at first use, and learn how long the prefill of each concurrency takes."""
     sizes = concurrencies(run.options)
     plain = next((arm for arm in arms if arm.name == "plain"), arms[0])
+    known = list(run.result["dropped"])
     for size in (sizes[-1], *reversed(sizes)):
         begin = time.monotonic()
         run.measure(started, plain, size, 0, tokens=2, seconds=60)
         run.prefill[size] = time.monotonic() - begin
-    run.result["dropped"].clear()  # two tokens hold no whole step
+    run.result["dropped"] = known  # two tokens hold no whole step
     for arm in arms:
         run.measure(started, arm, 1, 0, tokens=24, seconds=60)
 

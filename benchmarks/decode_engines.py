@@ -214,6 +214,7 @@ def engine_arguments(options: argparse.Namespace, pair: Path, sizes: list[int]) 
         "sleep_on_idle": True,  # an engine that waits leaves its core to the others
         "max_running_requests": sizes[-1],
         "random_seed": 0,
+        "nccl_port": free_port(),
         "log_level": "info",
     }
     if options.cpu:
@@ -228,7 +229,6 @@ def engine_arguments(options: argparse.Namespace, pair: Path, sizes: list[int]) 
         "context_length": 2048,
         # Prompt, output and two steps of the widest tree that is measured at the largest batch.
         "max_total_tokens": sizes[-1] * (options.prompt_tokens + options.tokens + 2 * 260),
-        "nccl_port": free_port(),
     }
     return shared | graphs | room
 
