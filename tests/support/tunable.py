@@ -27,6 +27,14 @@ INFO: dict[str, Any] = {
 }
 
 
+#: Its arms, in the order of the table.
+ARMS = ("chain", "4", "7", "16", "auto")
+#: For what any measurement shows.
+SHORT = ("--rounds", "1", "--requests", "1", "--concurrency", "1", "--no-plot")
+#: For what takes several rounds and concurrencies.
+QUICK = ("--rounds", "3", "--requests", "4", "--concurrency", "1,4", "--no-plot")
+
+
 @dataclass
 class Tunable:
     """The server; a context manager.
@@ -50,6 +58,10 @@ class Tunable:
     raw: bytes | None = None
     #: Arm of each request and how many were in flight with it, itself included.
     seen: list[tuple[str, int]] = field(default_factory=list)
+    #: What `auto` chooses, and what a server does that has no room for an arm: arm -> what its steps are instead.
+    instead: dict[str, str] = field(default_factory=lambda: {"auto": "7"})
+    #: Steps by what they were drafted with; None: it does not count.
+    steps: dict[str, int] | None = field(default_factory=dict)
     flying: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -100,7 +112,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = self.tunable
-        pages: dict[str, Any] = {"/server_info": server.info}
+        counted = {} if server.steps is None else {"ddtree_steps": dict(server.steps)}
+        pages: dict[str, Any] = {"/server_info": {**server.info, "internal_states": [counted]}}
         if server.load is not None:
             rows = [{"num_running_reqs": server.load + server.flying, "num_waiting_reqs": 0}]
             pages["/v1/loads?include=core"] = {"loads": rows}
@@ -117,6 +130,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         time.sleep(server.seconds.get(arm, 0.02) if sampling["max_new_tokens"] > 1 else 0.0)
         with server.lock:
             server.flying -= 1
+            if server.steps is not None:
+                ran = server.instead.get(arm, arm)
+                server.steps[ran] = server.steps.get(ran, 0) + 10
         if arm in server.refuses:
             self._answer(400, {"error": {"message": f"no lane for {arm}\x1b[31m"}})
             return

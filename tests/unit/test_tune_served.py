@@ -10,7 +10,7 @@ import pytest
 
 from ddtree_overlay.errors import OverlayError, UsageError
 from ddtree_overlay.tuning import prompts
-from ddtree_overlay.tuning.served import choose_arms, read_server, running_requests
+from ddtree_overlay.tuning.served import choose_arms, read_server, running_requests, steps_by_choice
 
 
 URL = "http://127.0.0.1:30000"
@@ -126,6 +126,22 @@ def test_arms_can_be_chosen_by_name_and_unknown_ones_are_refused():
 def test_load_is_read_from_both_answers_and_unknown_is_not_idle(answer, running):
     """`/v1/loads` and `/get_load`; what does not say is not taken for zero."""
     assert running_requests(answer) == running
+
+
+@pytest.mark.parametrize(
+    ("states", "steps"),
+    [
+        ([{"ddtree_steps": {"8": 3, "chain": 1}}, {"ddtree_steps": {"8": 2}}], {"8": 5, "chain": 1}),
+        ([{"ddtree_steps": {"8": -1, "4": True, "7": "x", "\x1b": 3}}], {}),
+        ([{"ddtree_steps": None}], None),
+        ([7], None),
+        ("x", None),
+        (None, None),
+    ],
+)
+def test_counted_steps_of_all_ranks_are_added_and_nonsense_is_none(states, steps):
+    """None says that the server counts nothing, which is not the same as no steps."""
+    assert steps_by_choice({"internal_states": states}) == steps
 
 
 def test_prompts_are_text_or_token_ids_in_a_list_or_in_lines():

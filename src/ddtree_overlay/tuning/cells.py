@@ -33,11 +33,19 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One run: its requests and the seconds from the first one sent to the last one answered."""
+    """One run.
+
+    Args:
+        run: Which one.
+        seconds: From the first request sent to the last one answered.
+        replies: Its requests.
+        chosen: Verify steps of the server meanwhile, by what they were drafted with; empty when it does not say.
+    """
 
     run: Run
     seconds: float
     replies: tuple[Reply, ...]
+    chosen: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def good(self) -> tuple[Reply, ...]:
@@ -120,6 +128,13 @@ class Cell:
     p95: float
     requests: int
     errors: Mapping[str, int] = field(default_factory=dict)
+    chosen: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def asked(self) -> float | None:
+        """The share of the steps that were drafted as the arm asks; None for `auto`, and where none were counted."""
+        total = sum(self.chosen.values())
+        return self.chosen.get(self.arm, 0) / total if total and self.arm != AUTO else None
 
     def as_dict(self) -> dict[str, Any]:
         """The cell as `--json` prints it."""
@@ -132,6 +147,7 @@ class Cell:
             "latency_s": {"p50": _short(self.p50), "p95": _short(self.p95)},
             "requests": self.requests,
             "errors": dict(self.errors),
+            "steps": dict(self.chosen),
         }
 
 
@@ -169,6 +185,7 @@ def _cell(arm: str, concurrency: int, samples: Sequence[Sample]) -> Cell | None:
         p95=quantile(seconds, 0.95),
         requests=len(good),
         errors=errors(samples),
+        chosen=sum((Counter(s.chosen) for s in samples), Counter()),
     )
 
 

@@ -9,9 +9,11 @@ from ddtree_overlay.reports import Line, counted, listed, row
 from ddtree_overlay.tuning.advice import Advice, Best
 from ddtree_overlay.tuning.cells import Cell, Difference, against_chain
 from ddtree_overlay.tuning.plan import Settings
-from ddtree_overlay.tuning.served import Served
+from ddtree_overlay.tuning.served import AUTO, Served
 
 
+#: An arm whose steps were drafted otherwise more often than this is not what its name says.
+ASKED = 0.9
 _STYLES = {"faster": "ok", "slower": "bad"}
 _HEAD = ("at a time", "arm", "tokens/s", "[min, max]", "accept", "p50 s", "p95 s", "against chain")
 
@@ -88,6 +90,21 @@ def trouble_lines(found: Sequence[Cell], failed: dict[str, int], missing: Sequen
     uneven = {cell.arm for cell in found if cell.errors}
     if uneven:
         lines.append(row(("runs with failed requests are not in the table: ", "warn"), listed(sorted(uneven))))
+    return lines
+
+
+def choice_lines(found: Sequence[Cell]) -> list[Line]:
+    """What `auto` chose, and which arms did not get what they asked for, where the server counts its steps."""
+    lines = []
+    for cell in found:
+        total = sum(cell.chosen.values())
+        shares = sorted(cell.chosen.items(), key=lambda item: -item[1])
+        words = listed((f"{name} {count / total:.0%}" for name, count in shares if count * 100 >= total), 6)
+        where = f"{cell.concurrency} at a time"
+        if cell.arm == AUTO and total:
+            lines.append(row((f"auto at {where}: ", "dim"), words))
+        elif cell.asked is not None and cell.asked < ASKED:
+            lines.append(row((f"{cell.arm} at {where} is something else: ", "warn"), f"its steps were {words}"))
     return lines
 
 

@@ -14,7 +14,7 @@ from ddtree_overlay.tuning.client import Api
 from ddtree_overlay.tuning.flight import Pool
 from ddtree_overlay.tuning.plan import Run, Settings, pick
 from ddtree_overlay.tuning.prompts import Prompt
-from ddtree_overlay.tuning.served import AUTO, Arm, running_requests
+from ddtree_overlay.tuning.served import AUTO, Arm, running_requests, steps_by_choice
 
 
 #: How long a server may take to say that our own requests are over, and then to become quiet again.
@@ -99,6 +99,7 @@ class Measurer:
     def _carry_out(self, pool: Pool, runs: Sequence[Run], found: Measured, tell: Tell) -> None:
         took: dict[int, float] = {}
         hopeless: set[tuple[int, str]] = set()
+        before = self._steps()
         for run in runs:
             if (run.concurrency, run.arm.name) in hopeless:
                 continue
@@ -114,13 +115,22 @@ class Measurer:
                 return
             if not run.warm_up:
                 took[run.concurrency] = flight.seconds
-            if all(r.error for r in flight.replies):
+            failed = all(r.error for r in flight.replies)
+            if failed:
                 self._after_failure(flight.replies)
                 hopeless.add((run.concurrency, run.arm.name))
-            elif not self._quiet(found):
-                continue
-            if not run.warm_up or all(r.error for r in flight.replies):
-                found.samples.append(Sample(run, flight.seconds, flight.replies))
+            quiet = failed or self._quiet(found)
+            after = self._steps() if before is not None else None
+            chosen = {name: n - (before or {}).get(name, 0) for name, n in (after or {}).items()}
+            before = after
+            if quiet and (failed or not run.warm_up):
+                # A server that was restarted counts from zero again.
+                told = {name: n for name, n in chosen.items() if n > 0}
+                found.samples.append(Sample(run, flight.seconds, flight.replies, told))
+
+    def _steps(self) -> dict[str, int] | None:
+        """What the server has counted so far."""
+        return steps_by_choice(self.api.server_info())
 
     def _after_failure(self, replies: Sequence[Reply]) -> None:
         """After a run in which nothing was answered well: a server that is gone ends the measurement.

@@ -113,7 +113,7 @@ class Outcome:
     def lines(self) -> list[Line]:
         """The outcome for a terminal."""
         found = lines.head_lines(self.name, self.served, self.settings, self.prompts)
-        found += lines.table_lines(self.cells) if self.cells else []
+        found += [*lines.table_lines(self.cells), *lines.choice_lines(self.cells)] if self.cells else []
         if self.found.stopped and self.found.error is None:
             found.append(row(("ended early: ", "warn"), self.found.stopped))
         found += lines.trouble_lines(self.cells, self.failed, self.missing, self.found.disturbed)

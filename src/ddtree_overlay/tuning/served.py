@@ -163,6 +163,21 @@ def running_requests(answer: Any) -> int | None:
     return total
 
 
+def steps_by_choice(info: Mapping[str, Any]) -> dict[str, int] | None:
+    """Verify steps since the start by what they were drafted with (`chain`, or a budget), all ranks; None: not said."""
+    states = info.get("internal_states")
+    found: dict[str, int] = {}
+    told = False
+    for state in states if isinstance(states, list) else ():
+        counts = state.get("ddtree_steps") if isinstance(state, dict) else None
+        if isinstance(counts, dict):
+            told = True
+            for name, count in counts.items():
+                if _text(name) and (number(count, 10**15) or 0):
+                    found[name] = found.get(name, 0) + count
+    return found if told else None
+
+
 def _overrides(said: Any, budgets: Sequence[int], block_size: int) -> tuple[int | str, ...]:
     """What requests may ask for: as the server lists it, else each captured budget and the chain of that width."""
     if isinstance(said, list):
@@ -186,9 +201,9 @@ def _numbers(value: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def number(value: Any) -> int | None:
-    """A whole number that is no nonsense; True is none."""
-    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 10**7
+def number(value: Any, limit: int = 10**7) -> int | None:
+    """A whole number below `limit` that is no nonsense; True is none."""
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < limit
     return value if known else None
 
 
