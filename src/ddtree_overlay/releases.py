@@ -19,10 +19,15 @@ from ddtree_overlay.edits.dflash_worker import DFLASH_WORKER
 from ddtree_overlay.edits.dflash_worker_v2 import DFLASH_WORKER_V2, DFLASH_WORKER_V2_FIRST, DFLASH_WORKER_V2_PLAIN
 from ddtree_overlay.edits.flashattention_backend import FLASHATTENTION_BACKEND
 from ddtree_overlay.edits.flashinfer_backend import FLASHINFER_BACKEND
+from ddtree_overlay.edits.graph_sizes import (
+    BASE_CUDA_GRAPH_RUNNER,
+    BASE_CUDA_GRAPH_RUNNER_PER_BS,
+    CUDA_GRAPH_RUNNER,
+)
 from ddtree_overlay.edits.hybrid_linear_attn_backend import HYBRID_LINEAR_ATTN_BACKEND
 from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED, KV_CACHE_MIXIN_STATES
-from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND
+from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND, MODEL_RUNNER_SHARED
 from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
 from ddtree_overlay.edits.scheduler import SCHEDULER
 from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_WITHOUT_HANDLING
@@ -89,6 +94,7 @@ _FIRST = (
     SCHEDULE_BATCH,
     TOKENIZER_MANAGER,
     MODEL_RUNNER,
+    CUDA_GRAPH_RUNNER,
     DFLASH_MODEL,
     DFLASH_INFO,
 )
@@ -106,6 +112,7 @@ _FIRST_13 = (
     SCHEDULE_BATCH,
     TOKENIZER_MANAGER,
     MODEL_RUNNER,
+    CUDA_GRAPH_RUNNER,
     DFLASH_INFO,
 )
 
@@ -119,12 +126,13 @@ _SECOND_14 = (
     KV_CACHE_MIXIN_STATES,
     TOKENIZER_MANAGER,
 )
+_SECOND_15 = _changed(_SECOND_14, {MODEL_RUNNER_SECOND: MODEL_RUNNER_SHARED})
 _SECOND_16 = (
     SPEC_INFO_PER_REQUEST,
     SERVER_ARGS_DERIVED,
     SPECULATIVE_HOOK_SECOND,
     SPEC_UTILS,
-    MODEL_RUNNER_SECOND,
+    MODEL_RUNNER_SHARED,
     KV_CACHE_CONFIGURATOR,
     TOKENIZER_MANAGER,
 )
@@ -135,7 +143,7 @@ _SECOND_18 = (
     RUNTIME_CONTEXT,
     SPECULATIVE_HOOK_SECOND,
     SPEC_UTILS_PUBLISHED,
-    MODEL_RUNNER_SECOND,
+    MODEL_RUNNER_SHARED,
     KV_CACHE_CONFIGURATOR,
     TOKENIZER_MANAGER_PUBLISHED,
 )
@@ -145,7 +153,7 @@ _SECOND_19 = (
     PIPELINE,
     SPECULATIVE_HOOK_DECLARED,
     SPEC_UTILS_PUBLISHED,
-    MODEL_RUNNER_SECOND,
+    MODEL_RUNNER_SHARED,
     KV_CACHE_CONFIGURATOR,
     TOKENIZER_MANAGER_PUBLISHED,
 )
@@ -156,7 +164,7 @@ _SECOND_20 = (
     PIPELINE,
     SPECULATIVE_HOOK_DECLARED,
     SPEC_UTILS_PUBLISHED,
-    MODEL_RUNNER_SECOND,
+    MODEL_RUNNER_SHARED,
     KV_CACHE_CONFIGURATOR,
     TOKENIZER_MANAGER_PUBLISHED,
 )
@@ -170,9 +178,17 @@ _RUNTIME_14 = (
     TRITON_BACKEND,
     ALLOCATION_SIZING_COMMON,
     TP_WORKER,
+    BASE_CUDA_GRAPH_RUNNER_PER_BS,
 )
 _RUNTIME_15 = _changed(_RUNTIME_14, {DFLASH_WORKER_V2_FIRST: DFLASH_WORKER_V2_PLAIN})
-_RUNTIME_16 = _changed(_RUNTIME_15, {DFLASH_INFO: DFLASH_INFO_PER_REQUEST, ALLOCATION_SIZING_COMMON: ALLOCATION_SIZING})
+_RUNTIME_16 = _changed(
+    _RUNTIME_15,
+    {
+        DFLASH_INFO: DFLASH_INFO_PER_REQUEST,
+        ALLOCATION_SIZING_COMMON: ALLOCATION_SIZING,
+        BASE_CUDA_GRAPH_RUNNER_PER_BS: BASE_CUDA_GRAPH_RUNNER,
+    },
+)
 _RUNTIME_17 = _changed(_RUNTIME_16, {DFLASH_WORKER_V2_PLAIN: DFLASH_WORKER_V2, TRITON_BACKEND: TRITON_BACKEND_ROOMY})
 _RUNTIME_18 = _changed(_RUNTIME_17, {ALLOCATION_SIZING: ALLOCATION_SIZING_PUBLISHED})
 
@@ -195,7 +211,7 @@ RELEASES = (
     Release("0.5.12.post1", _FIRST, sites="0.5.12", variants=_LAID_12),
     Release("0.5.13", _FIRST_13, sites="0.5.13", variants=_LAID_13),
     Release("0.5.14", (*_SECOND_14, *_RUNTIME_14, SCHEDULER), sites="0.5.14", variants=_LAID_14),
-    Release("0.5.15", (*_SECOND_14, *_RUNTIME_15), sites="0.5.15", variants=_LAID_15),
+    Release("0.5.15", (*_SECOND_15, *_RUNTIME_15), sites="0.5.15", variants=_LAID_15),
     Release("0.5.16", (*_SECOND_16, *_RUNTIME_16), sites="0.5.16", variants=_LAID_16),
     Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=_LAID_17),
     Release("0.5.18", (*_SECOND_18, *_RUNTIME_18), sites="0.5.18", variants=_LAID_18),

@@ -41,6 +41,8 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             speculative_ddtree_budgets=LANES,
             disable_overlap_schedule=version == harness.RELEASE,
         )
+        auto = args | {"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": None, "max_total_tokens": 4096}
+        engines.start(f"auto {version}", sites[version], auto, [asking(None), asking("chain")])
         trace = {"SGLANG_DDTREE_TRACE": str(engines.folder / version / "trace.jsonl")}
         engines.start(version, sites[version], args, [asking(wish) for wish in WISHES], **trace)
     yield engines
@@ -65,3 +67,26 @@ def test_the_step_takes_the_lane_that_every_request_asks_for(engines: Engines, v
 
     assert changes[:4] == [WIDTHS[wish] for wish in WISHES[:4]]
     assert set(widths) == set(WIDTHS.values())
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_auto_starts_with_its_lanes_and_decodes_as_plain_decoding_does(engines: Engines, version: str):
+    """Nothing else is given: the lanes are the default ones, and the chain is among them."""
+    found = engines[f"auto {version}"]
+
+    assert [call["output_ids"] for call in found["calls"]] == [engines["plain"]["calls"][0]["output_ids"]] * 2
+    assert found["server_info"]["speculative_ddtree_budgets"] == [2, 4, 7, 8, 32, 64, 128]
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_a_start_says_what_each_budget_costs(engines: Engines, version: str):
+    """KV a request holds beside its tokens: two layers of target, one of drafter (tiny pair), in float32."""
+    log = engines[version]["log"].splitlines()
+    table = log[next(i for i, line in enumerate(log) if "what each budget costs" in line) + 1 :][
+        : 1 + len(LANES.split(","))
+    ]
+    rows = [line.split() for line in table[1:]]
+
+    assert [row[0] for row in rows] == ["3", "7", "16", "40"]
+    slots = {"0.5.11": ["8", "8", "17", "41"], "0.5.17": ["82"] * 4}[version]
+    assert [row[3] for row in rows] == slots

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddtree_overlay.edits.anchors import After
+from ddtree_overlay.edits.anchors import After, AtStart
 from ddtree_overlay.edits.base import Edit, Example, insert_statements
 
 
@@ -112,5 +112,46 @@ class ModelRunner:
         return kwargs
 """,
         ),
+    ),
+)
+
+LOGITS_ROWS = insert_statements(
+    "ModelRunner.max_decode_logits_rows",
+    AtStart(),
+    """\
+if self.spec_algorithm.is_ddtree() and not self.is_draft_worker:
+    from sglang.srt.speculative.ddtree.room import most_logits_rows
+
+    return most_logits_rows(self)
+""",
+    reason="All lanes write into one buffer; the widest, captured for few requests, need not have most rows.",
+)
+
+_ROWS_BEFORE = """\
+
+    def max_decode_logits_rows(self):
+        "Rows the shared logits buffer needs."
+        return max(capture_bs) * self.decode_num_tokens_per_req()
+"""
+
+_ROWS_AFTER = """\
+
+    def max_decode_logits_rows(self):
+        "Rows the shared logits buffer needs."
+        if self.spec_algorithm.is_ddtree() and not self.is_draft_worker:
+            from sglang.srt.speculative.ddtree.room import most_logits_rows
+
+            return most_logits_rows(self)
+        return max(capture_bs) * self.decode_num_tokens_per_req()
+"""
+
+#: For releases in which all graphs write their logits into one buffer.
+MODEL_RUNNER_SHARED = Edit(
+    path=MODEL_RUNNER.path,
+    summary="Feed a drafter that is not bfloat16 embeddings of its own dtype, and give all lanes one buffer of logits.",
+    insertions=(*MODEL_RUNNER_SECOND.insertions, LOGITS_ROWS),
+    examples=tuple(
+        Example(before=example.before + _ROWS_BEFORE, after=example.after + _ROWS_AFTER)
+        for example in MODEL_RUNNER_SECOND.examples
     ),
 )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, draft_width, verify_width
 from sglang.srt.speculative.ddtree.backends import check_attention
+from sglang.srt.speculative.ddtree.graph_memory import attention_bytes, free_bytes, logits_bytes
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid
 from sglang.srt.speculative.ddtree.published import schedule, spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
@@ -108,15 +109,11 @@ def prepare_graph_buffers(
     """
     if not is_ddtree_on():
         return kv_indices
-    # Per token: partial attention and its logsumexp; a mask row, which exists twice while it grows.
-    partials = backend.num_head * backend.max_kv_splits * (backend.v_head_dim + 1) * 4
-    mask = 2 * mask_columns(backend)
-    slots = max_bs * (backend.max_context_len + draft_width())
-    fixed = slots * 8
-    _check_free_memory(max_bs, max_num_tokens, per_token=partials + mask, fixed=fixed)
+    columns = backend.max_context_len + draft_width()
+    _check_free_memory(max_bs, max_num_tokens, per_node=attention_bytes(backend), fixed=max_bs * columns * 8)
     if kv_indices is not None:
         return kv_indices
-    return torch.zeros(slots, dtype=torch.int64, device=backend.device)
+    return torch.zeros(max_bs * columns, dtype=torch.int64, device=backend.device)
 
 
 def prepare_flashinfer_buffers(
@@ -140,9 +137,9 @@ def prepare_flashinfer_buffers(
     """
     if not is_ddtree_on() or kv_indices is not None:
         return kv_indices
-    slots = max_bs * (backend.max_context_len + max_num_tokens // max_bs)
-    _check_free_memory(max_bs, max_num_tokens, per_token=backend.max_context_len, fixed=4 * slots)
-    return torch.zeros(slots, dtype=torch.int32, device=backend.kv_indptr[0].device)
+    columns = backend.max_context_len + max_num_tokens // max_bs
+    _check_free_memory(max_bs, max_num_tokens, per_node=backend.max_context_len, fixed=max_bs * columns * 4)
+    return torch.zeros(max_bs * columns, dtype=torch.int32, device=backend.kv_indptr[0].device)
 
 
 def check_flash_attention_buffers(backend: Any, max_bs: int, max_num_tokens: int) -> None:
@@ -158,7 +155,7 @@ def check_flash_attention_buffers(backend: Any, max_bs: int, max_num_tokens: int
     """
     if is_ddtree_on():
         tables = 6 * max_bs * backend.max_context_len * 4
-        _check_free_memory(max_bs, max_num_tokens, per_token=4 * (max_num_tokens // max_bs + 3), fixed=tables)
+        _check_free_memory(max_bs, max_num_tokens, per_node=4 * (max_num_tokens // max_bs + 3), fixed=tables)
 
 
 def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
@@ -173,24 +170,21 @@ def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
     return mask.new_zeros(int(max_num_tokens) * mask_columns(backend))
 
 
-def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_token: int, fixed: int) -> None:
-    """Refuse graphs of a verify width for which the free memory is too small.
+def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_node: int, fixed: int) -> None:
+    """Refuse graphs of the widest lane for which the free memory is too small; the others lie in its buffers.
 
     Args:
-        per_token: Bytes of attention buffers per verified token; the logits come on top.
+        per_node: Bytes of attention buffers per verified node; the logits come on top.
         fixed: Bytes that do not depend on the width.
     """
     from sglang.srt.server_args import get_global_server_args
 
-    server_args = get_global_server_args()
     if not torch.cuda.is_available() or max_num_tokens // max_bs != verify_width(spec()):
-        return  # the draft runner, whose width is the block
-    per_token += server_args.get_model_config().vocab_size * (4 + 4)  # as the model gives them, as the graph keeps them
-    # What PyTorch has cached can be used again.
-    free = torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    needed = fixed + max_num_tokens * per_token
+        return  # a narrower lane, or the draft runner, whose width is the block
+    per_node += logits_bytes(get_global_server_args().get_model_config().vocab_size)
+    free, needed = free_bytes(), fixed + max_num_tokens * per_node
     if needed > free:
-        fits = max(0, (free - fixed) // (max_bs * per_token) - 1)
+        fits = max(0, (free - fixed) // (max_bs * per_node) - 1)
         raise ValueError(
             f"DDTREE: CUDA graphs for {max_bs} requests of {max_num_tokens // max_bs} tokens need "
             f"{needed / 2**30:.1f} GiB of attention and logits buffers, {free / 2**30:.1f} GiB are free. Lower "

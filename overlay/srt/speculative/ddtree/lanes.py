@@ -17,6 +17,7 @@ import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree.budgets import budgets
 from sglang.srt.speculative.ddtree.lane_parts import RUNNER, build_backend, capture_graphs, replay_of
+from sglang.srt.speculative.ddtree.memory import GRAPH_BUFFERS, report
 from sglang.srt.speculative.ddtree.published import spec
 
 
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
-
-#: What the names of a backend's graph buffers begin with.
-_GRAPH_BUFFERS = ("cuda_graph_", "_verify_mask")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +49,14 @@ class Lanes:
 
     Args:
         model_runner: The target's, with its attention backend built.
+        draft_runner: The drafter's, for the table of what the lanes cost.
 
     Attributes:
         widths: Every width that can be used, ascending; the last is the one that SGLang knows of.
     """
 
-    def __init__(self, model_runner: Any) -> None:
-        self._model_runner = model_runner
+    def __init__(self, model_runner: Any, draft_runner: Any) -> None:
+        self._model_runner, self._draft_runner = model_runner, draft_runner
         self.widths: tuple[int, ...] = tuple(budget + 1 for budget in budgets(spec()))
         self._lanes = {
             width: Lane(width, build_backend(model_runner, width), None) for width in reversed(self.widths[:-1])
@@ -92,6 +91,8 @@ class Lanes:
                     (before - _free_bytes()) / 2**30,
                 )
         self.rest()
+        if get_tp_group().rank_in_group == 0:
+            report(self.all(), self._model_runner, self._draft_runner)
 
     def use(self, width: int) -> None:
         """Let the target verify with this width until the next `use` or `rest`; nothing waits for the device."""
@@ -102,6 +103,10 @@ class Lanes:
     def rest(self) -> None:
         """Give SGLang its own backend and graphs back: whatever is not a verify step runs on them."""
         self.use(self._widest.width)
+
+    def all(self) -> list[Lane]:
+        """Every lane, the narrowest first."""
+        return [self._lanes[width] for width in self.widths]
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -143,7 +148,7 @@ def lend_buffers(backend: Any, lenders: list[Any]) -> None:
     def allocate_and_borrow(max_bs: int, max_num_tokens: int, **given: Any) -> None:
         allocate(max_bs, max_num_tokens, **given)
         for name, own in list(vars(backend).items()):
-            if not name.startswith(_GRAPH_BUFFERS):
+            if not name.startswith(tuple(prefix for group in GRAPH_BUFFERS.values() for prefix in group)):
                 continue
             found = [_part(getattr(lender, name, None), own) for lender in lenders]
             setattr(backend, name, next((part for part in found if part is not None), own))

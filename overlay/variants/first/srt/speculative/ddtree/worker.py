@@ -79,7 +79,7 @@ class DDTreeWorker(DFlashWorker):
         model = self.model_runner.model
         lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
         self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
-        self._lanes = Lanes(self.model_runner)
+        self._lanes = Lanes(self.model_runner, self.draft_model_runner)
         self._lanes.capture()
         self._choosing = Choosing(self._lanes, server_args)
         self._draft_kv_written = False

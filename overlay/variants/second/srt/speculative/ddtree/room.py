@@ -7,7 +7,8 @@ import logging
 from typing import Any
 
 import msgspec
-from sglang.srt.speculative.ddtree.args import draft_width
+from sglang.srt.speculative.ddtree.args import draft_width, largest_width
+from sglang.srt.speculative.ddtree.budgets import budgets
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.published import spec
 
@@ -34,6 +35,18 @@ def row_headroom(extra: int, page_size: int) -> int:
         page_size: Slots of a page.
     """
     return max(extra, reserved_slots(page_size)) if is_ddtree_on() else extra
+
+
+def most_logits_rows(model_runner: Any) -> int:
+    """Rows of the logits buffer that the graphs of all lanes share.
+
+    Args:
+        model_runner: The target's.
+    """
+    from sglang.srt.model_executor.runner.base_cuda_graph_runner import get_batch_sizes_to_capture
+
+    widths = {*(budget + 1 for budget in budgets(spec())), largest_width(spec())}
+    return max(max(get_batch_sizes_to_capture(model_runner, width)[0]) * width for width in widths)
 
 
 def verify_mask_with_room(mask: Any, width: int) -> Any:

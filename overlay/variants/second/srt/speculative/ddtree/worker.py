@@ -106,7 +106,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._pool = movable_pool(self.model_runner.token_to_kv_pool)
         with draft_scope():
             super().init_attention_backends()
-        self._lanes = Lanes(self.model_runner)
+        self._lanes = Lanes(self.model_runner, self.draft_model_runner)
         self._choosing = Choosing(self._lanes, spec())
         if self._is_first_rank:
             logger.info(

@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+"""KV slots that a request holds beside its committed tokens: the reserve of two steps, whichever lane verifies."""
+
+from __future__ import annotations
+
+from sglang.srt.speculative.ddtree.room import reserved_slots
+
+
+def held_slots(width: int, page_size: int) -> int:  # noqa: ARG001
+    """Slots that are reserved ahead; they are sized by the widest lane.
+
+    Args:
+        width: Nodes per request.
+        page_size: Slots of a page.
+    """
+    return reserved_slots(page_size)
