@@ -3,18 +3,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from gpu_proofs.engines import Arm, Part
 
 
-def report_replays(part: Part, arm: Arm | None, name: str = "", kind: str = "") -> None:
+def report_replays(part: Part, arm: Arm | None, name: str = "", kind: str = "", width: int | None = None) -> None:
     """Of a watched engine: its replayed steps beside the same steps without a graph.
 
-    `name` goes in front of the rows; `kind` is that of `judge`, by which the rounding was measured.
+    `name` goes in front of the rows; `kind` is that of `judge`, by which the rounding was measured; with `width` only
+    its steps count.
 
     A replay runs the same kernels on the same inputs; where it turns another token first, the two have to be a rounding
     apart for both runs.
     """
-    steps = part.watched(arm) if arm and arm.result() else []
+    steps = of_width(part.watched(arm), width) if arm and arm.result() else []
     replayed = [step for step in steps if step["graph"]]
     part.facts["steps" + name] = steps
     if not steps:
@@ -34,9 +37,14 @@ def report_replays(part: Part, arm: Arm | None, name: str = "", kind: str = "") 
     part.check(f"{name}every row is finite, padding included", all(s["finite"] for s in steps), f"{rows} rows")
 
 
-def report_hiding(part: Part, name: str, arm: Arm) -> None:
+def of_width(steps: list[dict[str, Any]], width: int | None) -> list[dict[str, Any]]:
+    """The steps that verified so many nodes a request; None: all."""
+    return [step for step in steps if width in (None, step["width"])]
+
+
+def report_hiding(part: Part, name: str, arm: Arm, width: int | None = None) -> None:
     """Of a watched engine: nodes whose token was changed, and who noticed."""
-    steps = part.watched(arm) if arm.result() else []
+    steps = of_width(part.watched(arm), width) if arm.result() else []
     if not steps:
         failed = arm.ended != "no time left"
         part.check(f"{name}: nodes see their ancestors and nobody else", False if failed else None, arm.ended)

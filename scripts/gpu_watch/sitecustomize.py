@@ -114,6 +114,7 @@ def compare(forward_batch, logits, hidden, eager_logits, eager_hidden):
     ]
     return {
         "batch": forward_batch.batch_size,
+        "width": forward_batch.spec_info.draft_token_num,
         "rows": logits.shape[0],
         "lengths": forward_batch.seq_lens.tolist(),
         "logits": float((logits.float() - eager_logits.float()).abs().max()),

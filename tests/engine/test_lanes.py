@@ -41,7 +41,11 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             speculative_ddtree_budgets=LANES,
             disable_overlap_schedule=version == harness.RELEASE,
         )
-        auto = args | {"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": None, "max_total_tokens": 4096}
+        auto = args | {
+            "speculative_ddtree_budget": "auto",
+            "speculative_ddtree_budgets": None,
+            "max_total_tokens": 4096,
+        }
         engines.start(f"auto {version}", sites[version], auto, [asking(None), asking("chain")])
         trace = {"SGLANG_DDTREE_TRACE": str(engines.folder / version / "trace.jsonl")}
         engines.start(version, sites[version], args, [asking(wish) for wish in WISHES], **trace)
