@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the steps of `decode.py`'s measurements to its figures. Plain Python: it reads a result file anywhere."""
+"""From the steps of `decode.py`'s measurements to its figures: decode_figures.py RESULT.json prints the tables again."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
+import sys
+from pathlib import Path
 from typing import Any
 
 
@@ -247,3 +250,8 @@ def table(lines: list[list[str]]) -> str:
     """Aligned text; the first line is the head."""
     widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
     return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
+
+
+if __name__ == "__main__":
+    given = json.loads(Path(sys.argv[1]).read_text())
+    print(report(given | {"figures": figures(given)}))

@@ -42,7 +42,6 @@ def main() -> None:
     for name, draw in (("budgets", budgets), ("concurrency", concurrency), ("stages", stages)):
         figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
         draw(axes, result)
-        axes.set_title(axes.get_title(), loc="left", fontsize=10)
         figure.text(0.995, 0.005, caption(result), ha="right", va="bottom", fontsize=6, color="0.4")
         file = folder / f"{options.result.stem}-{name}.png"
         figure.savefig(file, dpi=150)
@@ -100,7 +99,7 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("budget (draft nodes a tree)")
     axes.set_ylabel("x DFLASH at the same concurrency")
-    axes.set_title("Decoding speed by budget; medians and range over rounds")
+    axes.set_title("Decoding speed by budget; medians and range over rounds", loc="left", fontsize=10)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(title="concurrency", fontsize=7, title_fontsize=7, ncols=2)
 
@@ -134,7 +133,7 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xlabel("concurrency")
     axes.set_ylabel("output tokens per second, decoding")
-    axes.set_title("Decoding speed by concurrency; medians and range over rounds")
+    axes.set_title("Decoding speed by concurrency; medians and range over rounds", loc="left", fontsize=10)
     axes.legend(fontsize=6, ncols=2)
 
 
@@ -150,7 +149,7 @@ def stages(axes: Axes, result: dict[str, Any]) -> None:
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=6)
     axes.set_xlabel("ms a step (medians by CUDA events)")
-    axes.set_title("What a step of DDTREE is made of")
+    axes.set_title("What a step of DDTREE is made of", loc="left", fontsize=10)
     if rows:
         axes.legend(fontsize=7, ncols=2)
 
