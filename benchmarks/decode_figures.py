@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the steps of `decode.py`'s measurements to its figures: decode_figures.py RESULT.json prints the tables again."""
+"""From the steps of `decode.py` to its figures; `decode_figures.py RESULT.json` prints a run's tables again."""
 
 from __future__ import annotations
 
