@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, backends_of, check_backends
 from sglang.srt.speculative.ddtree.budgets import budgets, check_budgets
+from sglang.srt.speculative.ddtree.calibration_args import check_calibration
 from sglang.srt.speculative.ddtree.features import check_features
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid, check_tracked_states, is_hybrid_config
 from sglang.srt.speculative.ddtree.model_facts import model_config, uses_mla
@@ -96,6 +97,7 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
             f"DDTREE needs a draft block of at least 2 tokens (the bonus token and one draft), got {block_size}. "
             "Set --speculative-dflash-block-size to the block size of the draft model."
         )
+    check_calibration(str(reading(server_args).speculative_ddtree_calibration), block_size)
     settle(server_args, speculative_dflash_block_size=block_size)
     settle(server_args, speculative_num_draft_tokens=verify_width(reading(server_args)))
     if len(budgets(reading(server_args))) > 1:  # what `/server_info` answers

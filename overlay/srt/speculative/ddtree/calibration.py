@@ -42,8 +42,8 @@ SHORT_MEMORY = 0.98
 #: Most nats that the exponents' lead over 1 is remembered to be, either way: a change shows after so many are lost.
 MOST_AHEAD = 4.0
 
-#: Least probability of "none of these": below it float32 cannot tell the sum of the others from 1.
-LEAST_REST = 1e-6
+#: Least probability of "none of these": below it float32 can hardly tell the sum of the others from 1.
+LEAST_REST = 1e-4
 
 #: Rows of `Calibration.state`, float32 [rows, L]:
 #: the exponents in use; those that fit best; curvature and first moment of the log-likelihood, prior left out; nats by
@@ -85,9 +85,9 @@ class Calibration:
     def reset(self) -> None:
         """Forget all labels: the weights are new. Fixed exponents stay."""
         self.state.zero_()
-        self.state[:FITTED + 1] = 1.0
+        self.state[: FITTED + 1] = 1.0
         if isinstance(self._wanted, tuple):
-            self.state[:FITTED + 1] = torch.tensor(self._wanted, device=self.state.device)
+            self.state[: FITTED + 1] = torch.tensor(self._wanted, device=self.state.device)
 
     def observe(self, choices: Choices, acceptance: Acceptance, root_only: torch.Tensor | None = None) -> None:
         """Take in the labels of a step: on a GPU one launch, nothing waits for it.

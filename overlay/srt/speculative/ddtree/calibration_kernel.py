@@ -31,7 +31,7 @@ REQUESTS = 16
 @triton.jit
 def _update_kernel(
     state,  # float32 [7, L], rows as in `calibration`
-    logits,  # float32 [bs * L, choices], contiguous, like the next two
+    logits,  # float32 [bs * L, choices], each choice beside the next, like the next two
     log_probs,  # float32
     token_ids,  # int64
     means,  # float32 [bs * L]
@@ -41,7 +41,9 @@ def _update_kernel(
     root_only,  # bool [bs], read if HAS_ROOT_ONLY
     batch,
     positions,
-    choices,
+    logit_stride,
+    log_prob_stride,
+    id_stride,
     token_stride,
     KEPT: tl.constexpr,
     REQUESTS: tl.constexpr,
@@ -85,10 +87,9 @@ def _update_kernel(
         label_gain = tl.zeros([REQUESTS, POSITIONS], tl.float32)
         away = tl.zeros([REQUESTS, POSITIONS], tl.float32)
         for choice in tl.static_range(KEPT):
-            at = row * choices + choice
-            logit = tl.load(logits + at, mask=known, other=0.0)
-            log_prob = tl.load(log_probs + at, mask=known, other=0.0)
-            token = tl.load(token_ids + at, mask=known, other=-2)
+            logit = tl.load(logits + row * logit_stride + choice, mask=known, other=0.0)
+            log_prob = tl.load(log_probs + row * log_prob_stride + choice, mask=known, other=0.0)
+            token = tl.load(token_ids + row * id_stride + choice, mask=known, other=-2)
             prob = tl.exp(log_prob)
             plain = logit - log_z
             away = tl.where(prob > 0.0, logit - mean, 0.0)
@@ -158,7 +159,9 @@ def update(
         accept_lens if root_only is None else root_only,
         tokens.shape[0],
         positions,
-        kept,
+        choices.logits.stride(0),
+        choices.log_probs.stride(0),
+        choices.token_ids.stride(0),
         tokens.stride(0),
         KEPT=min(EVENTS, kept),
         REQUESTS=REQUESTS,

@@ -45,6 +45,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     block_size: int = 0
     #: The pool whose KV moves at commit; needed when pages are larger than one slot.
     pool: MHATokenToKVPool | None = None
+    #: Takes in an acceptance and which requests had only their roots judged, before the host waits: launches only.
+    observe: Callable[[Acceptance, torch.Tensor | None], None] | None = None
     #: Launches what only the device's acceptance decides, before the host waits for it: (batch, acceptance, hidden
     #: states of all nodes). What it does with the hidden states nobody else has to do; None gives them back instead.
     on_accepted: Callable[[Any, Acceptance, torch.Tensor], None] | None = None
@@ -77,8 +79,10 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         logits_output.hidden_states = None
 
         stages.mark(stages.ACCEPT)
-        acceptance = self._accept(batch, logits_output.next_token_logits)
+        acceptance, root_only = self._accept(batch, logits_output.next_token_logits)
         report = HostCopy(acceptance.report)
+        if self.observe is not None:
+            self.observe(acceptance, root_only)
         stages.mark(stages.COMMIT)
         if self.pool is not None:
             slots = batch.out_cache_loc.view(-1, self.draft_token_num)
@@ -116,21 +120,23 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             hidden_states = hidden_states.index_select(0, indices_on(batch.device, [nodes]) if kept is None else kept)
         return current_tokens, commit_lens, hidden_states, [count - 1 for count in committed]
 
-    def _accept(self, batch: ScheduleBatch, logits: torch.Tensor) -> Acceptance:
-        """Target tokens and the path that follows them."""
+    def _accept(self, batch: ScheduleBatch, logits: torch.Tensor) -> tuple[Acceptance, torch.Tensor | None]:
+        """The path that follows the target's tokens, and requests of which only the root was judged, bool [bs]."""
         assert self.tree is not None
         assert self.targets is not None
         sampling_info, width = batch.sampling_info, self.draft_token_num
         penalised = count_roots(sampling_info, self.tree.tokens[:, 0], [req.sampling_params for req in batch.reqs])
         if sampling_info is not None:
             adjust_logits(logits, sampling_info, width)
-        return accept(
+        root_only = roots_only(sampling_info, penalised)
+        acceptance = accept(
             self.tree,
             self.targets.choose(logits, sampling_info, self.positions, width),
             prefix_lens=batch.seq_lens,
             block_size=self.block_size,
-            root_only=roots_only(sampling_info, penalised),
+            root_only=root_only,
         )
+        return acceptance, root_only
 
     def _keep_where_they_are(self, batch: ScheduleBatch, nodes: list[int]) -> torch.Tensor:
         """Keep the committed nodes' slots in path order and free all others: with page size 1 no KV moves.

@@ -8,6 +8,7 @@ is committed by node. Prefill, draft KV, block drafting and the decode loop are 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.speculative.ddtree import stages
 from sglang.srt.speculative.ddtree.accept import Acceptance
 from sglang.srt.speculative.ddtree.args import draft_view
+from sglang.srt.speculative.ddtree.calibration import Calibration
 from sglang.srt.speculative.ddtree.captured_head import by_position, draft_rows
 from sglang.srt.speculative.ddtree.choosing import Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows
@@ -79,6 +81,8 @@ class DDTreeWorker(DFlashWorker):
         model = self.model_runner.model
         lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
         self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
+        wanted = str(server_args.speculative_ddtree_calibration)
+        self._calibration = Calibration.of(wanted, int(self.block_size) - 1, self.model_runner.device)
         self._lanes = Lanes(self.model_runner, self.draft_model_runner)
         self._lanes.capture()
         self._choosing = Choosing(self._lanes, server_args)
@@ -110,6 +114,11 @@ class DDTreeWorker(DFlashWorker):
         stages.mark(stages.REST)
         return result
 
+    def clear_cache_pool(self) -> None:
+        """The cache is flushed, as after every weight update: the exponents start anew."""
+        super().clear_cache_pool()
+        self._calibration.reset()
+
     def _prepare_tree_verify(
         self, batch: ScheduleBatch, *, draft_hidden: torch.Tensor, block_ids: torch.Tensor, lm_head: Any
     ) -> None:
@@ -125,7 +134,8 @@ class DDTreeWorker(DFlashWorker):
         self._lanes.use(width)
         budget, topk, chain_seed = tree_shape(width, shape, self.topk_cap, chain_seed=self.chain_seed)
         stages.mark(stages.HEAD)
-        choices = self._draft_head.top_log_probs(draft_rows(draft_hidden, block_size), topk)
+        rows = draft_rows(draft_hidden, block_size)
+        choices = self._draft_head.top_log_probs(rows, topk, self._calibration.exponents)
         stages.mark(stages.TREE)
         log_probs, token_ids = by_position(choices, block_size)
         tree = build_tree(
@@ -148,6 +158,7 @@ class DDTreeWorker(DFlashWorker):
             targets=self._targets,
             block_size=block_size,
             pool=self._moving_pool,
+            observe=partial(self._calibration.observe, choices),
             # A windowed draft keeps a table of its own, which SGLang writes with the draft KV.
             on_accepted=None if self.use_compact_draft_cache else self._write_draft_kv,
             retrieve_next_token=tree.first_child,

@@ -20,6 +20,7 @@ from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.ddtree import stages
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.args import draft_width
+from sglang.srt.speculative.ddtree.calibration import Calibration
 from sglang.srt.speculative.ddtree.captured_head import CapturedHead, by_position, draft_rows
 from sglang.srt.speculative.ddtree.choosing import TREE, Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
@@ -80,6 +81,8 @@ class DDTreeWorker(DFlashWorkerV2):
         lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
         self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
         self._captured_head: CapturedHead | None = None
+        wanted = str(spec().speculative_ddtree_calibration)
+        self._calibration = Calibration.of(wanted, draft_width() - 1, self.model_runner.device)
         self._is_recurrent = is_recurrent(self.model_runner)
         self._is_first_rank = get_tp_group().rank_in_group == 0
         # DFLASH's note on its own chain verify would be untrue here.
@@ -135,10 +138,20 @@ class DDTreeWorker(DFlashWorkerV2):
             stages.mark(stages.DRAFT, batch=len(batch.reqs))
         return super().forward_batch_generation(batch, *args, **kwargs)
 
+    def clear_cache_pool(self) -> None:
+        """The cache is flushed, as after every weight update: the exponents start anew."""
+        super().clear_cache_pool()
+        self._calibration.reset()
+
     def _maybe_build_draft_sampler(self) -> CapturedHead:
         """What SGLang captures behind the draft: the head, with the choices that the widest lane's trees need."""
         _, topk, _ = tree_shape(self._lanes.widths[-1], TREE, self.topk_cap, chain_seed=self.chain_seed)
-        self._captured_head = CapturedHead(self._draft_head, block_size=int(self.block_size), topk=topk)
+        self._captured_head = CapturedHead(
+            self._draft_head,
+            block_size=int(self.block_size),
+            topk=topk,
+            exponents=self._calibration.exponents,
+        )
         return self._captured_head
 
     def _defer_target_verify_gather(self) -> None:
@@ -210,13 +223,15 @@ class DDTreeWorker(DFlashWorkerV2):
         if grammar is not None:
             grammar.apply(logits, batch, grammar_barrier)
         penalised = None if penalties is None else penalties.requests
+        root_only = roots_only(sampling_info, penalised)
         acceptance = accept(
             tree,
             self._targets.choose(logits, sampling_info, tree.positions.reshape(-1), width),
             prefix_lens=prefix_lens,
             block_size=block_size,
-            root_only=roots_only(sampling_info, penalised),
+            root_only=root_only,
         )
+        self._calibration.observe(choices, acceptance, root_only)
         stages.mark(stages.COMMIT)
         move_to_front(self._pool, slots, acceptance.path, acceptance.commit_lens)
         if self._is_recurrent:
@@ -259,4 +274,5 @@ class DDTreeWorker(DFlashWorkerV2):
             choices = self._captured_head.choices_of(draft_hidden)
             if choices is not None:
                 return choices
-        return self._draft_head.top_log_probs(draft_rows(draft_hidden, int(self.block_size)), topk)
+        rows = draft_rows(draft_hidden, int(self.block_size))
+        return self._draft_head.top_log_probs(rows, topk, self._calibration.exponents)
