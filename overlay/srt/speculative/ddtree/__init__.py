@@ -4,9 +4,8 @@
     args          server arguments: flags, validation, what the DFLASH handler sees
     gates         what DDTREE refuses once the model is loaded, and the graph buffers its width needs
     draft_head    draft hidden states -> top-k log-probabilities per draft position
-    calibration   exponents that make the drafter's probabilities those of a tree, fitted while serving
-    calibration_kernel  one step of that fit in one launch, on a GPU
-    calibration_args  what its flag may say
+    calibration   exponents that make the drafter's probabilities those of a tree, fitted while serving;
+                  `calibration_args`: what its flag may say
     tree          log-probabilities -> best-first trees of fixed shape
     topology      padding of replayed graphs, as the kernels of recurrent layers need it counted
     accept        trees and target tokens -> accepted paths
