@@ -37,7 +37,11 @@ BREAKS = {
         "prefix_lens.to(torch.int64).unsqueeze(1) + torch.arange(depths.shape[1])",
     ),
     # DFLASH's rule: the first rows instead of the path's.
-    "commit": ("verify_input.py", "rows = path + ", "rows = steps + "),
+    "commit": (
+        "verify_input.py",
+        "for node in paths[request][:count]",
+        "for node in range(len(paths[request][:count]))",
+    ),
 }
 
 
@@ -154,8 +158,8 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     engines.start("tight", site, ddtree(24, max_total_tokens=640, chunked_prefill_size=48), [{"flow": TIGHT}])
     engines.start("triton", site, ddtree(16), CALLS, **harness.TRITON)
     for version in harness.FIRST_WORKER[1:]:
-        calls = [*CALLS, *({"flow": scenarios.wishing(scenarios.FLOWS[name])} for name in RELEASE_FLOWS)]
-        engines.start(version, sites[version], ddtree(7, speculative_ddtree_budgets=scenarios.LANES), calls)
+        calls = [*CALLS, *({"flow": scenarios.FLOWS[name]} for name in RELEASE_FLOWS)]
+        engines.start(version, sites[version], ddtree(7), calls)
     # The newest one has another Triton backend.
     engines.start("triton-newest", sites[harness.FIRST_WORKER[-1]], ddtree(7), CALLS, **harness.TRITON)
     for name, (path, before, after) in BREAKS.items():

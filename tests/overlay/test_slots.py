@@ -12,6 +12,7 @@ from sglang.srt.speculative.ddtree.draft_head import Choices
 from sglang.srt.speculative.ddtree.draft_slots import draft_slots
 from sglang.srt.speculative.ddtree.slots import slots_by_index
 from sglang.srt.speculative.ddtree.slots_kernel import read_draft_slots, read_slots
+from sglang.srt.speculative.ddtree.staging_kernel import stage
 from sglang.srt.speculative.ddtree.tree import build_tree, ordered_topk
 
 
@@ -76,3 +77,14 @@ def test_captured_choices_are_found_by_the_hidden_states_of_their_graph(monkeypa
     rows = large[: 3 * BLOCK].view(3, BLOCK, 8)[:, 1:].reshape(-1, 8)
     assert torch.equal(choices.log_probs, rows[:, :2] + 3)
     assert choices.logits is None
+
+
+@pytest.mark.parametrize("padded", [2, 3, 6])
+def test_a_graph_finds_committed_rows_and_no_token_in_its_padding(padded: int) -> None:
+    """Rows of a batch of two in front; lengths of what is behind it are 0, whatever a larger batch left there."""
+    hidden, rows = torch.randn(20, 37), torch.randint(0, 20, (2, BLOCK))
+    staged, lens = torch.full((padded * BLOCK, 37), 7.0), torch.full((padded,), 3, dtype=torch.int32)
+    stage(hidden, rows, torch.tensor([4, 1], dtype=torch.int32), staged, lens)
+    assert torch.equal(staged[: 2 * BLOCK], hidden[rows.flatten()])
+    assert (staged[2 * BLOCK :] == 7).all()
+    assert lens.tolist() == [4, 1] + [0] * (padded - 2)

@@ -138,14 +138,12 @@ class Connection:
         timer.start()
         try:
             try:
-                found = self._exchange(method, path, body, seconds)
+                return self._exchange(method, path, body, seconds)
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
                 if not reused or self._cut.is_set():
                     raise
                 self.close()
-                found = self._exchange(method, path, body, seconds)
-            if self._cut.is_set():
-                raise TimeoutError  # what was cut off can look like an answer that ends there
+                return self._exchange(method, path, body, seconds)
         except (OSError, http.client.HTTPException, ValueError) as e:
             self.close()
             cut = self._cut.is_set() or isinstance(e, TimeoutError)
@@ -153,8 +151,6 @@ class Connection:
         except OverlayError as e:
             self.close()
             raise NoAnswerError(f"{e.what}{f': {e.why}' if e.why else ''}") from e
-        else:
-            return found
         finally:
             timer.cancel()
 

@@ -26,6 +26,7 @@ from sglang.srt.speculative.ddtree.choosing import TREE, Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
 from sglang.srt.speculative.ddtree.draft_arguments import draft_arguments
 from sglang.srt.speculative.ddtree.draft_head import Choices, DraftHead
+from sglang.srt.speculative.ddtree.draft_kv_graphs import DraftKVGraphs, capture_draft_kv
 from sglang.srt.speculative.ddtree.draft_scope import draft_scope
 from sglang.srt.speculative.ddtree.draft_state import next_draft_input
 from sglang.srt.speculative.ddtree.gates import check_model_runner
@@ -83,6 +84,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._captured_head: CapturedHead | None = None
         wanted = str(spec().speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, draft_width() - 1, self.model_runner.device)
+        self._draft_kv_graphs: DraftKVGraphs | None = None
         self._is_recurrent = is_recurrent(self.model_runner)
         self._is_first_rank = get_tp_group().rank_in_group == 0
         # DFLASH's note on its own chain verify would be untrue here.
@@ -125,10 +127,11 @@ class DDTreeWorker(DFlashWorkerV2):
             )
 
     def init_cuda_graphs(self) -> None:
-        """Capture the draft's graphs, of the block's width."""
+        """Capture the draft's graphs, of the block's width, the lanes', and the draft KV's."""
         with draft_scope():
             super().init_cuda_graphs()
         self._lanes.capture()
+        self._draft_kv_graphs = capture_draft_kv(self, self._lanes.batch_sizes)
 
     def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
         """A step as the DFLASH worker runs it."""
@@ -242,13 +245,15 @@ class DDTreeWorker(DFlashWorkerV2):
 
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify requires the target's hidden states, but got None.")
-        self._append_target_hidden_to_draft_kv_by_loc(
-            target_hidden=committed_rows(logits_output.hidden_states, acceptance),
-            cache_loc=block_slots.reshape(-1),
-            cache_loc_2d=block_slots,
-            positions=block_positions,
-            commit_lens=acceptance.commit_lens,
-        )
+        graphs = self._draft_kv_graphs
+        if graphs is None or not graphs.replay(logits_output.hidden_states, acceptance, block_slots):
+            self._append_target_hidden_to_draft_kv_by_loc(
+                target_hidden=committed_rows(logits_output.hidden_states, acceptance),
+                cache_loc=block_slots.reshape(-1),
+                cache_loc_2d=block_slots,
+                positions=block_positions,
+                commit_lens=acceptance.commit_lens,
+            )
         # Nobody reads them any more, and with overlap scheduling they would be copied to the host.
         logits_output.hidden_states = None
         add_logprobs(batch, logits_output, acceptance)
