@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.support.commands import Ran, clean_environ
 from tests.support.relay import Relay
-from tests.support.tunable import ARMS, INFO, QUICK, SHORT, Tunable
+from tests.support.tunable import ARMS, INFO, QUICK, SHORT, Tunable, certificate
 
 
 @pytest.fixture
@@ -226,6 +226,18 @@ def test_the_host_of_deploy_toml_is_reached_through_ssh(run, workspace, tunable,
 
     assert value["target"] == "gpu" and len(value["cells"]) == 10 and value["errors"] == {}
     assert sshd.log()[len(before) :].count("Accepted publickey") == 1
+
+
+def test_tls_is_spoken_through_the_tunnel(run, workspace, tmp_path, sshd):
+    """The host that forwards is not trusted with the answer either: the certificate is verified at this end."""
+    files = certificate(tmp_path)
+    with Tunable(tls=files) as server:
+        table = sshd.toml("gpu", "python3")
+        (workspace / "deploy.toml").write_text(f'{table}\n[hosts.gpu.health]\nurl = "{server.url}"\n')
+        trusted = run("tune", "--host", "gpu", *SHORT, SSL_CERT_FILE=str(files[0]))
+        refused = run("tune", "--host", "gpu", *SHORT)
+
+    assert (trusted.code, refused.code) == (0, 8) and "certificate is not trusted" in refused.err
 
 
 def test_an_ssh_connection_that_breaks_leaves_what_was_measured(run, workspace, tunable, sshd):

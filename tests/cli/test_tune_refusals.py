@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.sshd import SshServer
-from tests.support.tunable import ARMS, INFO, QUICK, SHORT, Tunable
+from tests.support.tunable import ARMS, INFO, QUICK, SHORT, Tunable, certificate
 
 
 @pytest.fixture
@@ -73,6 +73,19 @@ def test_what_does_not_answer_like_sglang_is_refused(run, raw, says):
 
     assert done.code in {1, 8} and says in done.err and "fault in ddtree-overlay" not in done.err
     assert "\x1b[31m" not in done.err
+
+
+def test_a_certificate_that_nobody_vouches_for_is_refused(run, tmp_path):
+    """TLS is verified; SSL_CERT_FILE names the authority of a server of one's own."""
+    files = certificate(tmp_path)
+    with Tunable(tls=files) as server:
+        refused = run("tune", "--url", server.url, *SHORT)
+        trusted = run("tune", "--url", server.url, *SHORT, SSL_CERT_FILE=str(files[0]))
+        other = run("tune", "--url", server.url.replace("127.0.0.1", "localhost"), SSL_CERT_FILE=str(files[0]))
+
+    assert (refused.code, trusted.code, other.code) == (8, 0, 8)
+    assert "certificate is not trusted" in refused.err and "SSL_CERT_FILE" in refused.err
+    assert "localhost" in other.err
 
 
 def test_an_api_key_comes_from_the_environment_and_is_printed_nowhere(run, tunable):

@@ -158,8 +158,8 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     engines.start("tight", site, ddtree(24, max_total_tokens=640, chunked_prefill_size=48), [{"flow": TIGHT}])
     engines.start("triton", site, ddtree(16), CALLS, **harness.TRITON)
     for version in harness.FIRST_WORKER[1:]:
-        calls = [*CALLS, *({"flow": scenarios.FLOWS[name]} for name in RELEASE_FLOWS)]
-        engines.start(version, sites[version], ddtree(7), calls)
+        calls = [*CALLS, *({"flow": scenarios.wishing(scenarios.FLOWS[name])} for name in RELEASE_FLOWS)]
+        engines.start(version, sites[version], ddtree(7, speculative_ddtree_budgets=scenarios.LANES), calls)
     # The newest one has another Triton backend.
     engines.start("triton-newest", sites[harness.FIRST_WORKER[-1]], ddtree(7), CALLS, **harness.TRITON)
     for name, (path, before, after) in BREAKS.items():

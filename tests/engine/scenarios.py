@@ -76,6 +76,22 @@ def draw_engine(draw: random.Random) -> dict[str, Any]:
     }
 
 
+#: Budgets of an engine whose requests wish for different ones; the chain is the one of 7.
+LANES = "3,7,16"
+
+
+def wishing(flow: Flow) -> Flow:
+    """The same requests, each asking for a budget: one alone gets it; where they disagree the configured one holds."""
+    wishes = (3, "chain", None, 16)
+    return [
+        asked
+        if wishes[at % 4] is None
+        else asked
+        | {"sampling_params": asked["sampling_params"] | {"custom_params": {"ddtree_budget": wishes[at % 4]}}}
+        for at, asked in enumerate(flow)
+    ]
+
+
 def problems(flow: Flow, got: dict[str, Any], plain: dict[str, Any]) -> list[str]:
     """A line for each request whose tokens, or whose end, are not those of plain decoding."""
     found = []

@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real `sglang.launch_server` on the CPU, with the tiny pair."""
+"""A real SGLang server on the CPU, with the tiny pair, forked from a process that has imported SGLang already."""
 
 from __future__ import annotations
 
 import contextlib
 import http.client
-import json
 import os
 import random
 import signal
 import socket
-import subprocess
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.engine import harness
+from tests.engine import harness, warm
 
 
 START_SECONDS = 240
@@ -29,31 +28,26 @@ class Serving:
     """A running server; a context manager that ends it with every process that it started."""
 
     port: int
-    process: subprocess.Popen[bytes]
-    log: Path
+    folder: Path
+    thread: threading.Thread
 
     @classmethod
-    def start(cls, site: Path, arguments: Mapping[str, Any], folder: Path, **environment: str) -> Serving:
+    def start(cls, site: Path, arguments: Mapping[str, Any], folder: Path) -> Serving:
         """Start it with these fields of `harness.engine_args` as flags; `wait` says when it answers."""
         folder.mkdir(parents=True, exist_ok=True)
         port = _free_port()
-        command = [str(harness.python_of(site)), "-m", "sglang.launch_server", *_flags(arguments)]
-        command += ["--host", "127.0.0.1", "--port", str(port)]
-        if arguments.get("attention_backend") == "triton":
-            environment = {"TRITON_INTERPRET": "1", **environment}
-        if arguments.get("speculative_algorithm") == "DFLASH":
-            environment = {"DDTREE_TEST_KEEP_DTYPE": "1", **environment}
-        log = folder / "log.txt"
-        with log.open("w") as out:
-            process = subprocess.Popen(
-                command,
-                env=harness.engine_environment(site, HF_HUB_OFFLINE="1", **environment),
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=out,
-                start_new_session=True,
-            )
-        return cls(port, process, log)
+        words = [str(harness.PROJECT / "tests/engine/serve.py"), str(folder / "pid"), *_flags(arguments)]
+        words += ["--host", "127.0.0.1", "--port", str(port)]
+        late = {"DDTREE_TEST_KEEP_DTYPE": "1"} if arguments.get("speculative_algorithm") == "DFLASH" else {}
+
+        def run() -> None:
+            base = harness.engine_environment(site, TRITON_INTERPRET="1")
+            with contextlib.suppress(ValueError):  # it was killed before it could say its process group
+                warm.run(harness.python_of(site), base, words, environment=late, log=folder / "log.txt", timeout=86400)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        return cls(port, folder, thread)
 
     @property
     def url(self) -> str:
@@ -63,32 +57,22 @@ class Serving:
     def wait(self) -> Serving:
         """Wait until it generates."""
         end = time.monotonic() + START_SECONDS
-        while time.monotonic() < end and self.process.poll() is None:
-            try:
-                if self.get("/health_generate")[0] == 200:
+        while time.monotonic() < end and self.thread.is_alive():
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            with contextlib.suppress(OSError), contextlib.closing(connection):
+                connection.request("GET", "/health_generate")
+                if connection.getresponse().status == 200:
                     return self
-            except OSError:
-                time.sleep(0.5)
-        raise harness.EngineError("\n".join(self.log.read_text().splitlines()[-40:]))
-
-    def get(self, path: str) -> tuple[int, Any]:
-        """Status and JSON body of one GET."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request("GET", path)
-            answer = connection.getresponse()
-            body = answer.read()
-            return answer.status, json.loads(body) if body.startswith((b"{", b"[")) else body
-        finally:
-            connection.close()
+            time.sleep(0.3)
+        log = self.folder / "log.txt"
+        self.kill()
+        raise harness.EngineError("\n".join(log.read_text().splitlines()[-40:]) if log.exists() else "it never ran")
 
     def kill(self) -> None:
         """End it, its scheduler and its detokenizer at once."""
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
-        self.process.wait()
+        with contextlib.suppress(OSError, ValueError):
+            os.killpg(int((self.folder / "pid").read_text()), signal.SIGKILL)
+        self.thread.join(30)
 
     def __enter__(self) -> Serving:
         return self

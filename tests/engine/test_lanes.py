@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from tests.engine import harness
+from tests.engine import harness, scenarios
 from tests.engine.conftest import Engines, Sites
 
 
@@ -33,7 +33,15 @@ def asking(wish: Any) -> dict[str, Any]:
 def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
     """Of each generation: plain decoding, and one engine with four lanes."""
     engines = Engines(tmp_path_factory.mktemp("lanes"))
-    engines.start("plain", sites[harness.RELEASE], harness.engine_args(None), [asking(None)])
+    room = {
+        "model_path": str(harness.text_target(tmp_path_factory.mktemp("target") / "target")),
+        "skip_tokenizer_init": False,
+        "context_length": scenarios.CONTEXT,
+        "max_total_tokens": 4096,
+        "max_running_requests": 8,
+    }
+    alone = [harness.alone(flow) for flow in scenarios.FLOWS.values()]
+    engines.start("plain", sites[harness.RELEASE], harness.engine_args(None, **room), [asking(None), *alone])
     for version in RELEASES:
         args = harness.engine_args(
             "DDTREE",
@@ -49,6 +57,13 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         engines.start(f"auto {version}", sites[version], auto, [asking(None), asking("chain")])
         trace = {"SGLANG_DDTREE_TRACE": str(engines.folder / version / "trace.jsonl")}
         engines.start(version, sites[version], args, [asking(wish) for wish in WISHES], **trace)
+        flows = [{"flow": scenarios.wishing(flow)} for flow in scenarios.FLOWS.values()]
+        paged = (
+            args
+            | room
+            | {"page_size": 16, "speculative_ddtree_budget": 7, "speculative_ddtree_budgets": scenarios.LANES}
+        )
+        engines.start(f"flows {version}", sites[version], paged, flows)
     yield engines
     engines.close()
 
@@ -73,6 +88,16 @@ def test_the_step_takes_the_lane_that_every_request_asks_for(engines: Engines, v
     assert set(widths) == set(WIDTHS.values())
 
 
+@pytest.mark.parametrize("name", scenarios.FLOWS)
+@pytest.mark.parametrize("version", RELEASES)
+def test_lanes_change_while_requests_come_and_go(engines: Engines, version: str, name: str):
+    """Each asks for another width; pages of 16, stops, penalties, aborts and prefix hits among them."""
+    at = list(scenarios.FLOWS).index(name)
+    got, plain = engines[f"flows {version}"]["calls"][at], engines["plain"]["calls"][1 + at]
+
+    assert scenarios.problems(scenarios.FLOWS[name], got, plain) == []
+
+
 @pytest.mark.parametrize("version", RELEASES)
 def test_auto_starts_with_its_lanes_and_decodes_as_plain_decoding_does(engines: Engines, version: str):
     """Nothing else is given: the lanes are the default ones, and the chain is among them."""
@@ -80,6 +105,8 @@ def test_auto_starts_with_its_lanes_and_decodes_as_plain_decoding_does(engines: 
 
     assert [call["output_ids"] for call in found["calls"]] == [engines["plain"]["calls"][0]["output_ids"]] * 2
     assert found["server_info"]["speculative_ddtree_budgets"] == [2, 4, 7, 8, 32, 64, 128]
+    spec = found["calls"][0]["spec"][0]
+    assert (spec["spec_ddtree_budget"], spec["spec_accept_rate"]) == ("auto", None)
 
 
 @pytest.mark.parametrize("version", RELEASES)

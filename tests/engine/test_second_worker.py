@@ -75,8 +75,9 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     start("pages", site, ddtree(16, page_size=16), [*CALLS, *flows])
     start("tight", site, ddtree(24, max_total_tokens=704, chunked_prefill_size=48), [{"flow": TIGHT}])
     for version in OTHERS:
-        calls = [*CALLS, *({"flow": FLOWS[name]} for name in RELEASE_FLOWS)]
-        start(version, sites[version], ddtree(7), [*calls, *([LOGPROBS] if has_logprobs(version) else [])])
+        calls = [*CALLS, *({"flow": scenarios.wishing(FLOWS[name])} for name in RELEASE_FLOWS)]
+        args = ddtree(7, speculative_ddtree_budgets=scenarios.LANES)
+        start(version, sites[version], args, [*calls, *([LOGPROBS] if has_logprobs(version) else [])])
     yield engines
     engines.close()
 

@@ -3,13 +3,22 @@
 
 from __future__ import annotations
 
+import datetime
 import http.server
+import ipaddress
 import json
+import ssl
 import threading
 import time
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 
 INFO: dict[str, Any] = {
@@ -35,6 +44,26 @@ SHORT = ("--rounds", "1", "--requests", "1", "--concurrency", "1", "--no-plot")
 QUICK = ("--rounds", "3", "--requests", "4", "--concurrency", "1,4", "--no-plot")
 
 
+def certificate(folder: Path) -> tuple[Path, Path]:
+    """Files with a self-signed certificate for 127.0.0.1 and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "tunable")])
+    now = datetime.datetime.now(datetime.timezone.utc)
+    place = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(place, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    files = folder / "certificate.pem", folder / "key.pem"
+    files[0].write_bytes(made.public_bytes(serialization.Encoding.PEM))
+    plain = serialization.NoEncryption()
+    files[1].write_bytes(key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, plain))
+    return files
+
+
 @dataclass
 class Tunable:
     """The server; a context manager.
@@ -47,6 +76,7 @@ class Tunable:
         refuses: Arms that it answers with an error.
         dies_after: Requests of /generate after which it hangs up on everything.
         raw: Bytes that it answers to everything instead.
+        tls: Files with its certificate and key; None: no TLS.
     """
 
     info: dict[str, Any] = field(default_factory=lambda: dict(INFO))
@@ -56,6 +86,7 @@ class Tunable:
     refuses: tuple[str, ...] = ()
     dies_after: int | None = None
     raw: bytes | None = None
+    tls: tuple[Path, Path] | None = None
     #: Arm of each request and how many were in flight with it, itself included.
     seen: list[tuple[str, int]] = field(default_factory=list)
     #: What `auto` chooses, and what a server does that has no room for an arm: arm -> what its steps are instead.
@@ -73,6 +104,10 @@ class Tunable:
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
+        if self.tls is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*self.tls)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return self
 
@@ -90,7 +125,7 @@ class Tunable:
     @property
     def url(self) -> str:
         """The same as a URL."""
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' if self.tls else ''}://127.0.0.1:{self.port}"
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -138,12 +138,14 @@ class Connection:
         timer.start()
         try:
             try:
-                return self._exchange(method, path, body, seconds)
+                found = self._exchange(method, path, body, seconds)
             except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
                 if not reused or self._cut.is_set():
                     raise
                 self.close()
-                return self._exchange(method, path, body, seconds)
+                found = self._exchange(method, path, body, seconds)
+            if self._cut.is_set():
+                raise TimeoutError  # what was cut off can look like an answer that ends there
         except (OSError, http.client.HTTPException, ValueError) as e:
             self.close()
             cut = self._cut.is_set() or isinstance(e, TimeoutError)
@@ -151,6 +153,8 @@ class Connection:
         except OverlayError as e:
             self.close()
             raise NoAnswerError(f"{e.what}{f': {e.why}' if e.why else ''}") from e
+        else:
+            return found
         finally:
             timer.cancel()
 

@@ -1,8 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """DDTREE: tree speculative decoding on top of DFLASH (Diffusion Draft Tree, arXiv 2604.12989).
 
-    args          server arguments: flags, validation, what the DFLASH handler sees
+    args          server arguments: validation, both widths, what the DFLASH handler sees
+    budgets       which budgets an engine verifies, or lets `auto` choose among
+    flags         the command line
+    features      what is refused until it is proven
+    hybrid        models with recurrent layers: what is proven of them
     gates         what DDTREE refuses once the model is loaded, and the graph buffers its width needs
+    lanes         several verify widths in one engine: backends, graphs, shared buffers
+    lane_sizes    for which batch sizes a lane is captured
+    lane_parts    how this release builds a lane (one variant a generation)
+    choosing      which lane a step takes; what a request may ask for
+    memory        what each budget costs, told at a start
+    graph_memory  bytes of a node's graph buffers, and bytes that are free
     draft_head    draft hidden states -> top-k log-probabilities per draft position
     calibration   exponents that make the drafter's probabilities those of a tree, fitted while serving;
                   `calibration_args`: what its flag may say

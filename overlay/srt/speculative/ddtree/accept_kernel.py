@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 from sglang.srt.speculative.ddtree.accept import Acceptance
+from sglang.srt.speculative.ddtree.launching import launch
 from sglang.srt.speculative.ddtree.tree import Tree
 
 
@@ -93,24 +94,11 @@ def accept_by_walk(
     report = torch.empty(batch * (block_size + steps + 1), dtype=torch.int64, device=device)
     others = torch.empty(batch * (block_size + 3), dtype=torch.int64, device=device)
     commit_lens = torch.empty(batch, dtype=torch.int32, device=device)
-    _accept_kernel[(batch,)](
-        tree.tokens,
-        tree.parents,
-        target_tokens,
-        root_only,
-        prefix_lens,
-        report,
-        others,
-        commit_lens,
-        tree.tokens.stride(0),
-        target_tokens.stride(0),
-        width,
-        steps,
-        block_size,
-        NODES=max(32, triton.next_power_of_2(width)),
-        BLOCK=triton.next_power_of_2(block_size),
-        num_warps=1,
-    )
+    args = (tree.tokens, tree.parents, target_tokens, root_only, prefix_lens, report, others, commit_lens)
+    sizes = (tree.tokens.stride(0), target_tokens.stride(0), width, steps, block_size)
+    constants = {"NODES": max(32, triton.next_power_of_2(width)), "BLOCK": triton.next_power_of_2(block_size)}
+    key = (root_only is None, prefix_lens.dtype)
+    launch(_accept_kernel, (batch, 1, 1), args + sizes, constants, num_warps=1, key=key)
     tokens, path, accept_lens = report.split((batch * block_size, batch * steps, batch))
     rows, bonus, new_seq_lens, last_nodes = others.split((batch * block_size, batch, batch, batch))
     return Acceptance(

@@ -154,11 +154,17 @@ def extra_draft_columns(server_args: ServerArgs) -> int:
 
 
 def request_meta_info(server_args: ServerArgs) -> dict[str, Any]:
-    """What a response's `meta_info` says about the algorithm beside SGLang's own accept length."""
+    """What a response's `meta_info` says about the algorithm beside SGLang's own accept length.
+
+    SGLang's accept rate counts as many drafts a step as the widest lane has. Where steps are of several widths nobody
+    here knows how many a request was offered, and no rate is better than a wrong one.
+    """
+    known = budgets(server_args)
     return {
         "spec_algorithm": DDTREE,
         "spec_ddtree_budget": server_args.speculative_ddtree_budget,
-        "spec_ddtree_budgets": list(budgets(server_args)),
+        "spec_ddtree_budgets": list(known),
+        **({"spec_accept_rate": None} if len(known) > 1 else {}),
     }
 
 

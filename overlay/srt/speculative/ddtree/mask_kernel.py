@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from sglang.srt.speculative.ddtree.launching import launch
 from sglang.srt.speculative.ddtree.tree import Tree
 
 
@@ -70,18 +71,13 @@ def write_masks(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, who
     """Write the mask of a batch; arguments as in `tree_mask.write_tree_mask`."""
     batch, width = tree.parents.shape
     rows = 1 if whole else 8
-    _mask_kernel[(batch + padding, triton.cdiv(width, rows))](
-        out.view(torch.uint8),
-        tree.parents,
-        prefix_lens,
-        batch,
-        tree.parents.stride(0),
-        width,
-        tree.max_depth,
-        ROWS=rows,
-        COLUMNS=max(32, triton.next_power_of_2(width)),
-        BATCH=max(64, triton.next_power_of_2(batch)),
-        WHOLE=whole,
-        FILL=_FILL,
-        num_warps=4 if whole else 1,
-    )
+    args = (out.view(torch.uint8), tree.parents, prefix_lens, batch, tree.parents.stride(0), width, tree.max_depth)
+    constants = {
+        "ROWS": rows,
+        "COLUMNS": max(32, triton.next_power_of_2(width)),
+        "BATCH": max(64, triton.next_power_of_2(batch)),
+        "WHOLE": whole,
+        "FILL": _FILL,
+    }
+    grid = (batch + padding, triton.cdiv(width, rows), 1)
+    launch(_mask_kernel, grid, args, constants, num_warps=4 if whole else 1, key=prefix_lens.dtype)

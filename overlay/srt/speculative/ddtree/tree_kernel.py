@@ -12,6 +12,8 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from sglang.srt.speculative.ddtree.keys_kernel import ordered_key, value_of_key
+from sglang.srt.speculative.ddtree.launching import launch
 from sglang.srt.speculative.ddtree.tree import Tree
 from sglang.srt.speculative.ddtree.tree_reference import grow_by_beam
 
@@ -23,19 +25,6 @@ MOST_NODES, MOST_POSITIONS = (1 << _RANK_BITS) - 1, (1 << 31 - _PARENT_BITS) - 2
 #: One compiled kernel serves every batch and width: a step must not wait for a compiler.
 _SIZES = ("root_stride", "horizon", "choices", "budget", "width")
 _TENSORS = ("roots", "log_probs", "token_ids", "prefix_lens", "nodes", "grown_ranks", "grown_scores", "links")
-
-
-@triton.jit
-def ordered_key(value):
-    """float32 without NaN as an int32 of the same order; -0.0 and 0.0 are one value."""
-    bits = (value + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
-
-
-@triton.jit
-def value_of_key(key):
-    """The float32 that `ordered_key` was made of."""
-    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -190,23 +179,16 @@ def grow_trees(
     ranks = torch.empty((batch, budget + 1), dtype=torch.int64, device=device)
     scores = torch.empty((batch, budget + 1), dtype=torch.float32, device=device)
     linked = torch.empty((2, batch, width), dtype=torch.int32, device=device) if links else None
-    _grow_kernel[(batch,)](
-        roots,
-        log_probs.contiguous(),
-        token_ids.contiguous(),
-        prefix_lens,
-        nodes,
-        ranks,
-        scores,
-        linked,
-        roots.stride(0),
-        horizon,
-        choices,
-        budget,
-        width,
-        SLOTS=max(32, triton.next_power_of_2(budget)),
-        SEED=int(chain_seed),
+    args = (roots, log_probs.contiguous(), token_ids.contiguous(), prefix_lens, nodes, ranks, scores, linked)
+    sizes = (roots.stride(0), horizon, choices, budget, width)
+    constants = {"SLOTS": max(32, triton.next_power_of_2(budget)), "SEED": int(chain_seed)}
+    launch(
+        _grow_kernel,
+        (batch, 1, 1),
+        args + sizes,
+        constants,
         num_warps=1,
+        key=(links, None if prefix_lens is None else prefix_lens.dtype),
     )
     tokens, parents, depths, positions = nodes.unbind(0)
     first_child, next_sibling = (None, None) if linked is None else linked.unbind(0)

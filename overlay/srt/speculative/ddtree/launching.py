@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel launches that cost the host little: a step has about ten of them, beside a GPU that may wait for each.
+
+Triton looks at every argument of every launch to find the kernel compiled for its like. A caller who knows what it
+compiles by asks by that, and launches the compiled kernel itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+
+_compiled: dict[tuple[Hashable, ...], Any] = {}
+
+
+def launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    args: tuple[Any, ...],
+    constants: dict[str, Any],
+    *,
+    num_warps: int,
+    key: Any = (),
+) -> None:
+    """Launch a Triton kernel on the current stream.
+
+    Args:
+        kernel: A jitted function whose constexpr parameters come last.
+        grid: Programs along each axis.
+        args: The other arguments, in order.
+        constants: The constexpr arguments, in order.
+        num_warps: Warps of a program.
+        key: What else the kernel is compiled by: types of tensors that vary, arguments that may be None, numbers that
+            it does specialise on. Two launches of one key and the same constants must need the same code.
+    """
+    device = torch.cuda.current_device() if args[0].is_cuda else -1
+    full_key = (id(kernel), device, num_warps, key, *constants.values())
+    compiled = _compiled.get(full_key)
+    if compiled is not None:
+        compiled[grid](*args, *constants.values())
+        return
+    compiled = kernel[grid](*args, **constants, num_warps=num_warps)
+    if device >= 0:
+        _compiled[full_key] = compiled

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile the kernels of a round for sm_90, as their own callers launch them; no GPU is needed.
+
+Run by `test_round_kernels`, in a process of its own: there Triton compiles, and does not interpret.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+
+TYPES = {
+    torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.bool: "i1", torch.float32: "fp32",
+    torch.bfloat16: "bf16", torch.float16: "fp16",
+}  # fmt: skip
+OPTIONS = ("num_warps", "num_stages")
+
+
+def type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"*{TYPES[value.dtype]}"
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def compile_instead(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:  # noqa: ARG001
+    """In place of a launch."""
+    given = dict(zip(kernel.arg_names, args, strict=False))
+    options = {name: kwargs.pop(name) for name in OPTIONS if name in kwargs}
+    given |= kwargs
+    constants = {p.name for p in kernel.params if p.is_constexpr or given[p.name] is None}
+    signature = {name: "constexpr" if name in constants else type_of(given[name]) for name in kernel.arg_names}
+    values = {(kernel.arg_names.index(name),): given[name] for name in constants}
+    triton.compile(ASTSource(kernel, signature, values), target=GPUTarget("cuda", 90, 32), options=options)
+    sys.stdout.write(kernel.__name__ + "\n")
+
+
+def main() -> None:
+    file = Path(__file__).resolve().parents[2] / "benchmarks/kernels.py"
+    spec = importlib.util.spec_from_file_location("kernels", file)
+    assert spec is not None
+    assert spec.loader is not None
+    kernels = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(kernels)
+    JITFunction.run = compile_instead
+    with kernels.overlay_importable():
+        from sglang.srt.speculative.ddtree import head_kernel
+        from sglang.srt.speculative.ddtree.accept_kernel import accept_by_walk
+        from sglang.srt.speculative.ddtree.draft_head import Columns
+        from sglang.srt.speculative.ddtree.mask_kernel import write_masks
+        from sglang.srt.speculative.ddtree.tree_kernel import grow_trees
+
+        log_probs, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, 5, dtype=torch.int64)
+        lens, roots = torch.tensor([3, 4]), torch.tensor([1, 2])
+        for links in (False, True):
+            tree = grow_trees(
+                roots, log_probs, ids, 6, prefix_lens=lens if links else None, chain_seed=links, links=links
+            )
+            write_masks(torch.zeros(200, dtype=torch.uint8), tree, lens, whole=links, padding=int(links))
+            only = torch.tensor([True, False]) if links else None
+            accept_by_walk(tree, tree.tokens, prefix_lens=lens, block_size=4, root_only=only)
+        columns = Columns(org=90, first_org_id=0, added_start=96, added=3, first_added_id=90)
+        cases = ((torch.bfloat16, 1, None, None), (torch.float32, 2, torch.ones(3), 30.0))
+        for dtype, ranks, exponents, cap in cases:
+            group = SimpleNamespace(world_size=ranks, all_gather=lambda part, dim: torch.cat([part] * 2, dim=dim))
+            head_kernel.choose(
+                torch.zeros(6, 128, dtype=dtype), 5, columns, scale=cap, cap=cap, exponents=exponents, group=group
+            )
+
+
+if __name__ == "__main__":
+    main()

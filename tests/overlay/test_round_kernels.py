@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of a round against their references, in Triton's interpreter; and that they compile for a GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+
+HERE = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def kernels() -> ModuleType:
+    """The benchmark, which compares before it times."""
+    spec = importlib.util.spec_from_file_location("kernels", HERE.parents[1] / "benchmarks/kernels.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("batch", "horizon", "choices", "budget"), [(1, 1, 1, 1), (3, 15, 16, 16), (2, 3, 2, 33), (2, 5, 40, 65)]
+)
+def test_tree_mask_and_acceptance_equal_their_references(
+    kernels: ModuleType, batch: int, horizon: int, choices: int, budget: int
+) -> None:
+    """Ties, NaN rows, padding, links, a verify narrower than the tree, whole masks and tails, root-only requests."""
+    kernels.compare_round(batch, horizon, choices, budget, seed=budget)
+
+
+@pytest.mark.parametrize(
+    ("shape", "ranks", "cap", "seed"),  # rows, original and added tokens, choices, type
+    [
+        ((3, 97, 2, 16, torch.bfloat16), 1, None, 3),
+        ((3, 97, 0, 128, torch.float32), 1, None, 2),  # fewer tokens than choices
+        ((4, 5003, 3, 7, torch.float16), 1, 3.0, 3),  # two tiles
+        ((3, 1003, 3, 16, torch.float32), 2, None, 2),
+        ((3, 150, 3, 5, torch.bfloat16), 4, 30.0, 3),
+    ],
+)
+def test_head_equals_its_reference(kernels: ModuleType, shape: tuple, ranks: int, cap: float | None, seed: int) -> None:
+    """Ids exactly, sums to float32's rounding: ties (odd seeds), NaN, rows of -inf, padding, added tokens, ranks."""
+    kernels.compare_head(*shape, ranks=ranks, cap=cap, seed=seed)
+
+
+def test_kernels_compile_for_a_gpu() -> None:
+    """What the interpreter lets pass, a compiler may not: a name of two types, a shape that is no power of two."""
+    variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, HERE / "compile_kernels.py"], capture_output=True, text=True, check=False, env=variables
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    compiled = {"_grow_kernel", "_mask_kernel", "_accept_kernel", "_read_kernel", "_choose_kernel", "merge_kernel"}
+    assert set(done.stdout.split()) == compiled
