@@ -187,15 +187,34 @@ def decode(
                 check=False,
             )
     else:
-        base = engine_environment(site, TRITON_INTERPRET="1")
-        try:
-            warm.run(python_of(site), base, command, environment=environment, log=log, timeout=DECODE_TIMEOUT)
-        except warm.WarmError as error:
-            raise EngineError(str(error)) from error
+        warm_run(site, command, log, DECODE_TIMEOUT, **environment)
     text = log.read_text()
     if not result.exists():
         raise EngineError("\n".join(text.splitlines()[-40:]))
     return {**json.loads(result.read_text()), "log": text}
+
+
+def warm_run(site: Path, words: list[str], log: Path, timeout: float, **environment: str) -> int:
+    """Run a script in a fork of a process that has imported the site's SGLang, and return its exit status.
+
+    Raises:
+        EngineError: That process did not start.
+    """
+    base = engine_environment(site, TRITON_INTERPRET="1")
+    try:
+        return warm.run(python_of(site), base, words, environment=environment, log=log, timeout=timeout)
+    except warm.WarmError as error:
+        raise EngineError(str(error)) from error
+
+
+def run_script(site: Path, words: list[str], log: Path, timeout: float) -> None:
+    """`warm_run` for a script that has to succeed.
+
+    Raises:
+        EngineError: It failed, or that process did not start.
+    """
+    if warm_run(site, words, log, timeout) != 0:
+        raise EngineError("\n".join(log.read_text().splitlines()[-40:]))
 
 
 class EngineError(Exception):

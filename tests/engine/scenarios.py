@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from tests.engine.harness import BLOCK_SIZE, prompts, request
+from tests.engine.harness import BLOCK_SIZE, greedy, prompts, request
 
 
 #: Longest request, prompt and output together.
@@ -146,3 +146,12 @@ FLOWS: dict[str, Flow] = {
         request(LINE, 30),
     ],
 }
+
+#: Prompts of 7, 64 and 40 bytes.
+ONE, THREE = prompts(0), prompts(0, 1, 3)
+#: What every engine of the matrix decodes first.
+CALLS = [greedy(ONE), greedy(THREE)]
+#: What runs in an engine whose KV pool is too small for it, and whose prompts are prefilled in pieces.
+TIGHT = FLOWS["7, 330 and 64 tokens together"] * 2 + FLOWS["hits in the prefix cache"]
+#: Of the releases beside those of the whole matrix.
+RELEASE_FLOWS = ("joining and leaving", "penalised among others", "stop strings inside a path")

@@ -5,12 +5,67 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.conftest import BREAKS, BUDGETS, CALLS, RELEASE_FLOWS, TIGHT, Engines
-from tests.engine.scenarios import FLOWS, problems
+from tests.engine.engines import Engines, Release, Sites
+from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, problems, wishing
+
+
+BUDGETS = (1, 3, 7, 16, 63)
+
+#: One piece of the overlay broken on purpose: file, what it holds, what it holds instead.
+BREAKS = {
+    "mask": (
+        "tree_mask.py",
+        "rows[:, prefix_len:] = ancestors",
+        "rows[:, prefix_len:] = torch.ones_like(ancestors).tril()",
+    ),
+    "positions": (
+        "tree_reference.py",
+        "prefix_lens.to(torch.int64).unsqueeze(1) + depths",
+        "prefix_lens.to(torch.int64).unsqueeze(1) + torch.arange(depths.shape[1])",
+    ),
+    # DFLASH's rule: the first rows instead of the path's.
+    "commit": (
+        "verify_input.py",
+        "for node in paths[request][:count]",
+        "for node in range(len(paths[request][:count]))",
+    ),
+}
+
+
+def queue(engines: Engines, sites: Sites) -> None:
+    """One release in all compositions, the others in some."""
+    here = Release(engines, sites, harness.RELEASE, ahead=False)
+    # Real kernels take longest.
+    here.ddtree("triton", 16, CALLS, environment=harness.TRITON)
+    flows = [{"flow": flow} for flow in FLOWS.values()]
+    here.plain("plain", [*CALLS, *map(harness.alone, [*FLOWS.values(), TIGHT])])
+    here.dflash("dflash", CALLS)
+    for budget in BUDGETS:
+        here.ddtree(f"budget-{budget}", budget, [*CALLS, *flows], traced=True)
+    chain = harness.BLOCK_SIZE - 1
+    here.ddtree("chain", chain, CALLS, traced=True, speculative_ddtree_topk_cap=1)
+    here.ddtree("chain-seed", chain, CALLS, traced=True, speculative_ddtree_chain_seed=True)
+    here.ddtree("float16", 16, CALLS, dtype="float16")
+    here.ddtree("tight", 24, [{"flow": TIGHT}], max_total_tokens=640, chunked_prefill_size=48)
+    for name, break_ in BREAKS.items():
+        here.ddtree(f"broken-{name}", 16, CALLS, site=broken(here.site, engines.folder / f"site-{name}", *break_))
+    for version in harness.FIRST_WORKER[1:]:
+        other = Release(engines, sites, version, ahead=False)
+        if version == harness.FIRST_WORKER[-1]:  # it has another Triton backend
+            other.ddtree("triton-newest", 7, CALLS, environment=harness.TRITON)
+        calls = [*CALLS, *({"flow": wishing(FLOWS[name])} for name in RELEASE_FLOWS)]
+        other.ddtree(version, 7, calls, speculative_ddtree_budgets=LANES)
+
+
+def broken(site: Callable[[], Path], copy: Path, path: str, before: str, after: str) -> Callable[[], Path]:
+    """What makes a copy of a site with one piece broken."""
+    return lambda: harness.broken_site(site(), copy, path, before, after)
 
 
 def outputs(result: dict[str, Any]) -> list[list[list[int]]]:

@@ -7,13 +7,11 @@ SGLang, so that the checkpoint is one of another base than the default.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from tests.engine import harness
-from tests.engine.conftest import Engines
+from tests.engine.engines import Engines, Release, Sites
 
 
 DRAFTER = "sglang/srt/models/dflash.py"
@@ -31,18 +29,20 @@ def moved(site: Path, copy: Path) -> Path:
     return copy
 
 
-@pytest.fixture(scope="module")
-def engines(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def queue(engines: Engines, sites: Sites) -> None:
     """With the overlay's handling, and without it."""
-    folder = tmp_path_factory.mktemp("rope")
-    engines = Engines(folder)
-    handled = moved(site, folder / "handled-site")
-    ignored = harness.broken_site(handled, folder / "ignored-site", "draft_model.py", HANDLED, IGNORED)
+    here = Release(engines, sites, harness.RELEASE, ahead=False)
+
+    def handled() -> Path:
+        return moved(here.site(), engines.folder / "handled-site")
+
+    def ignored() -> Path:
+        copy = moved(here.site(), engines.folder / "moved-site")
+        return harness.broken_site(copy, engines.folder / "ignored-site", "draft_model.py", HANDLED, IGNORED)
+
     arguments = harness.engine_args("DDTREE", speculative_ddtree_budget=16)
-    for name, place in (("handled", handled), ("ignored", ignored)):
-        engines.start(name, place, arguments, [harness.greedy(harness.prompts(*range(8)), 40)])
-    yield engines
-    engines.close()
+    for name, site in (("handled", handled), ("ignored", ignored)):
+        here.start(name, arguments, [harness.greedy(harness.prompts(*range(8)), 40)], site=site)
 
 
 def accept_length(result: dict[str, Any]) -> float:

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.conftest import THREE, Engines
+from tests.engine.engines import Engines, Release, Sites
+from tests.engine.scenarios import THREE
 
 
 #: A turn, a second one behind it, and three texts that do not fit into a small pool together.
@@ -23,15 +22,13 @@ TURNS = [
 HEAD_DIM = 32
 
 
-@pytest.fixture(scope="module")
-def engines(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def queue(engines: Engines, sites: Sites) -> None:
     """A fresh prefill to compare with, small pages in a small pool, large pages with float8 KV."""
-    engines = Engines(tmp_path_factory.mktemp("pages"))
+    here = Release(engines, sites, harness.RELEASE, ahead=False)
 
     def start(name: str, args: dict[str, Any], calls: list[dict[str, Any]]) -> None:
-        folder = engines.folder / name
-        traces = {"DDTREE_TEST_KV_TRACE": str(folder / "kv.jsonl"), "SGLANG_DDTREE_TRACE": str(folder / "trace.jsonl")}
-        engines.start(name, site, args, calls, **traces)
+        kv = str(engines.folder / name / "kv.jsonl")
+        here.start(name, args, calls, DDTREE_TEST_KV_TRACE=kv, SGLANG_DDTREE_TRACE=engines.trace_file(name))
 
     def ddtree(**extra: Any) -> dict[str, Any]:
         return harness.engine_args("DDTREE", speculative_ddtree_budget=16, **extra)
@@ -40,8 +37,6 @@ def engines(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[En
     start("pages-16", ddtree(page_size=16, max_total_tokens=272), TURNS)
     float8 = ddtree(page_size=64, kv_cache_dtype="fp8_e5m2")
     start("pages-64-float8", float8, [harness.greedy(THREE[1:2], 24)])
-    yield engines
-    engines.close()
 
 
 def reference(engines: Engines, text: list[int]) -> list[list[float]]:

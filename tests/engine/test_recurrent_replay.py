@@ -3,12 +3,8 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-from pathlib import Path
-
 import pytest
-from tests.engine import harness
+from tests.engine.engines import Engines, Release, Sites
 
 from ddtree_overlay.releases import RELEASES
 
@@ -17,16 +13,17 @@ from ddtree_overlay.releases import RELEASES
 COUNTING = [row.version for row in RELEASES if row.edit("srt/layers/attention/hybrid_linear_attn_backend.py")]
 
 
+def queue(engines: Engines, sites: Sites) -> None:
+    """What each of them plans."""
+    for version in COUNTING:
+        Release(engines, sites, version, ahead=False).script(version, "recurrent_replay.py")
+
+
 @pytest.mark.parametrize("release", COUNTING)
-def test_a_request_of_one_token_costs_nobody_their_state(release: str, sites: dict[str, Path], tmp_path: Path) -> None:
+def test_a_request_of_one_token_costs_nobody_their_state(engines: Engines, release: str) -> None:
     """Three requests in a graph of four rows, the first of one token: the last row alone is padding.
 
     SGLang counts rows of length 1 as padding, and takes the state from the last request instead; DFLASH is mended too.
     """
-    results = tmp_path / "results.json"
-    command = [harness.ENGINE_PYTHON, harness.PROJECT / "tests/engine/recurrent_replay.py", results]
-    environment = harness.engine_environment(sites[release])
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
     planned = {"states": [13, 11, 12, -1], "starts": [0, 3, 6, 9, 9]}
-    assert json.loads(results.read_text()) == {"DFLASH": planned, "DDTREE": planned}
+    assert engines[release] == {"DFLASH": planned, "DDTREE": planned}

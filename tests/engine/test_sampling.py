@@ -8,30 +8,24 @@ draws is found in every case. `scripts/mutate` breaks the sampler itself.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine import harness, sampled
-from tests.engine.conftest import Engines
+from tests.engine.engines import Engines, Release, Sites
 
 
 RUNS = [(budget, case) for budget, cases in sampled.SERVED.items() for case in cases]
 
 
-@pytest.fixture(scope="module")
-def engines(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def queue(engines: Engines, sites: Sites) -> None:
     """An engine a budget, and plain decoding of the greedy requests."""
-    engines = Engines(tmp_path_factory.mktemp("sampling"))
+    here = Release(engines, sites, harness.RELEASE, ahead=False)
     for budget in sorted(sampled.SERVED, reverse=True):  # the longest first
-        trace = str(engines.folder / f"budget-{budget}" / "trace.jsonl")
-        engines.start(
-            f"budget-{budget}", site, sampled.arguments(budget), sampled.calls(budget), SGLANG_DDTREE_TRACE=trace
-        )
-    engines.start("plain", site, harness.engine_args(None), [harness.greedy([sampled.PROMPT], 24)])
-    yield engines
-    engines.close()
+        name = f"budget-{budget}"
+        trace = engines.trace_file(name)
+        here.start(name, sampled.arguments(budget), sampled.calls(budget), SGLANG_DDTREE_TRACE=trace)
+    here.start("plain", harness.engine_args(None), [harness.greedy([sampled.PROMPT], 24)])
 
 
 class Judged(dict[int, dict[str, dict[str, Any]]]):

@@ -3,14 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
-
 import pytest
-from tests.engine import harness, scenarios
-from tests.engine.conftest import CALLS, RELEASE_FLOWS, TIGHT, Engines, Sites
-from tests.engine.scenarios import FLOWS, problems
+from tests.engine import harness
+from tests.engine.engines import Engines, Release, Sites
+from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, problems, wishing
 from tests.engine.test_decode import accept_length, outputs
 
 
@@ -36,50 +32,28 @@ def has_logprobs(version: str) -> bool:
     return int(version.split(".")[2]) >= 18
 
 
-@pytest.fixture(scope="module")
-def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def queue(engines: Engines, sites: Sites) -> None:
     """One release in all compositions, the others in some."""
-    engines = Engines(tmp_path_factory.mktemp("second"))
-    site = sites[harness.SECOND_RELEASE]
-    room = {
-        "model_path": str(harness.text_target(tmp_path_factory.mktemp("target") / "target")),
-        "skip_tokenizer_init": False,
-        "context_length": scenarios.CONTEXT,
-        "max_total_tokens": 4096,
-        "max_running_requests": 8,
-    }
-
-    def ddtree(budget: int, **extra: Any) -> dict[str, Any]:
-        ahead = {"disable_overlap_schedule": False, "speculative_ddtree_budget": budget}
-        return harness.engine_args("DDTREE", **ahead | room | extra)
-
-    def start(name: str, site: Path, args: dict[str, Any], calls: list[dict[str, Any]], **environment: str) -> None:
-        engines.start(name, site, args, calls, **environment)
-
-    def trace(name: str) -> str:
-        return str(engines.folder / name / "trace.jsonl")
-
+    here = Release(engines, sites, harness.SECOND_RELEASE, ahead=True)
     flows = [{"flow": flow} for flow in FLOWS.values()]
-    alone = [harness.alone(flow) for flow in (*FLOWS.values(), TIGHT)]
-    start("plain", site, harness.engine_args(None, **room), [*CALLS, *alone, LOGPROBS])
-    dflash = harness.engine_args("DFLASH", disable_overlap_schedule=False)
-    start("dflash", site, dflash, CALLS, DDTREE_TEST_CHAIN_TRACE=trace("dflash"))
+    here.plain("plain", [*CALLS, *map(harness.alone, [*FLOWS.values(), TIGHT]), LOGPROBS])
+    here.dflash("dflash", CALLS)
     for budget in BUDGETS:
-        start(f"budget-{budget}", site, ddtree(budget), [*CALLS, *flows], SGLANG_DDTREE_TRACE=trace(f"budget-{budget}"))
-    xgrammar, later = {"grammar_backend": "xgrammar"}, sites[GRAMMAR_RELEASE]
-    start("plain constrained", later, harness.engine_args(None, **room | xgrammar), [CONSTRAINED])
-    start("constrained", later, ddtree(16, **xgrammar), [CONSTRAINED])
-    chain = ddtree(harness.BLOCK_SIZE - 1, speculative_ddtree_topk_cap=1)
-    start("chain", site, chain, CALLS, SGLANG_DDTREE_TRACE=trace("chain"))
-    start("one after the other", site, ddtree(16, disable_overlap_schedule=True), [*CALLS, *flows])
-    start("pages", site, ddtree(16, page_size=16), [*CALLS, *flows])
-    start("tight", site, ddtree(24, max_total_tokens=704, chunked_prefill_size=48), [{"flow": TIGHT}])
+        here.ddtree(f"budget-{budget}", budget, [*CALLS, *flows], traced=True)
+    # One engine is started as SGLang does it.
+    chain = harness.BLOCK_SIZE - 1
+    here.ddtree("chain", chain, CALLS, traced=True, cold=True, speculative_ddtree_topk_cap=1)
+    here.ddtree("one after the other", 16, [*CALLS, *flows], disable_overlap_schedule=True)
+    here.ddtree("pages", 16, [*CALLS, *flows], page_size=16)
+    here.ddtree("tight", 24, [{"flow": TIGHT}], max_total_tokens=704, chunked_prefill_size=48)
     for version in OTHERS:
-        calls = [*CALLS, *({"flow": scenarios.wishing(FLOWS[name])} for name in RELEASE_FLOWS)]
-        args = ddtree(7, speculative_ddtree_budgets=scenarios.LANES)
-        start(version, sites[version], args, [*calls, *([LOGPROBS] if has_logprobs(version) else [])])
-    yield engines
-    engines.close()
+        other = Release(engines, sites, version, ahead=True)
+        calls = [*CALLS, *({"flow": wishing(FLOWS[name])} for name in RELEASE_FLOWS)]
+        calls += [LOGPROBS] if has_logprobs(version) else []
+        other.ddtree(version, 7, calls, speculative_ddtree_budgets=LANES)
+        if version == GRAMMAR_RELEASE:
+            other.plain("plain constrained", [CONSTRAINED], grammar_backend="xgrammar")
+            other.ddtree("constrained", 16, [CONSTRAINED], grammar_backend="xgrammar")
 
 
 @pytest.mark.parametrize("name", FLOWS)

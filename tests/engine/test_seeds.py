@@ -7,14 +7,12 @@ DDTREE draws a node at its position, so a seeded text is plain decoding's own, t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine import harness, scenarios
-from tests.engine.conftest import CALLS, Engines
-from tests.engine.scenarios import BYTES, LINE, SHORT
+from tests.engine.engines import Engines, Release, Sites
+from tests.engine.scenarios import BYTES, CALLS, LINE, SHORT
 
 
 def seeded(prompt: list[int], seed: int, **parameters: Any) -> dict[str, Any]:
@@ -67,29 +65,25 @@ DRAWN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def engines(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def queue(engines: Engines, sites: Sites) -> None:
     """Plain decoding, a tree beside it, another tree in other batches, and a tree on two ranks."""
-    engines = Engines(tmp_path_factory.mktemp("seeds"))
+    here = Release(engines, sites, harness.RELEASE, ahead=False)
     room = {"max_running_requests": 8, "max_total_tokens": 4096}
     fixed = room | {"enable_deterministic_inference": True, "enable_custom_logit_processor": True}
     alone = [harness.alone(flow) for flow in SEEDED]
     plain = harness.engine_args(None, **fixed | {"attention_backend": "triton"})
-    engines.start("plain", site, plain, [*alone, PROCESSED_CALL, *CALLS])
-    engines.start(
-        "tree", site, harness.engine_args("DDTREE", speculative_ddtree_budget=16, **fixed), [*alone, PROCESSED_CALL]
-    )
+    here.start("plain", plain, [*alone, PROCESSED_CALL, *CALLS])
+    tree = harness.engine_args("DDTREE", speculative_ddtree_budget=16, **fixed)
+    here.start("tree", tree, [*alone, PROCESSED_CALL])
     other = harness.engine_args(
         "DDTREE", speculative_ddtree_budget=5, **fixed | {"max_running_requests": 3, "disable_radix_cache": True}
     )
-    engines.start("other", site, other, [{"flow": joining(flow)} for flow in SEEDED])
+    here.start("other", other, [{"flow": joining(flow)} for flow in SEEDED])
     ranks = harness.engine_args("DDTREE", speculative_ddtree_budget=16, tp_size=2, **room)
     trace = {"DDTREE_TEST_RANK_TRACE": str(engines.folder / "ranks" / "rank")}
     # Without the first, SGLang's own sampler lets the ranks draw a request's first token for themselves.
     two = {"SYNC_TOKEN_IDS_ACROSS_TP": "1", "SGLANG_CPU_OMP_THREADS_BIND": "0|1"}
-    engines.start("ranks", site, ranks, [*CALLS, harness.alone(DRAWN)], **trace, **two)
-    yield engines
-    engines.close()
+    here.start("ranks", ranks, [*CALLS, harness.alone(DRAWN)], **trace, **two)
 
 
 @pytest.mark.parametrize("at", range(len(SEEDED)))

@@ -3,19 +3,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import functools
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.engine import harness
 from tests.engine.soak import draw_group, run_group
 
 
-@pytest.mark.parametrize("seed", [1, 2])
-def test_random_traffic_equals_plain_decoding(site: Path, tmp_path: Path, seed: int) -> None:
-    """Requests that join, leave, are aborted, retracted, cut, penalised or drawn: each greedy one gets plain tokens."""
-    target = harness.text_target(tmp_path / "target")
+if TYPE_CHECKING:
+    from tests.engine.engines import Engines, Sites
 
-    found, _ = run_group(site, target, draw_group(seed, 12), tmp_path)
+
+SEEDS = (1, 2)
+
+
+def queue(engines: Engines, sites: Sites) -> None:
+    """A group a seed."""
+    target = harness.text_target(engines.folder / "target")
+
+    def run(seed: int) -> list[str]:
+        found, _ = run_group(sites[harness.RELEASE], target, draw_group(seed, 12), engines.folder)
+        return found
+
+    for seed in SEEDS:
+        engines.submit(str(seed), functools.partial(run, seed), release=harness.RELEASE)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_traffic_equals_plain_decoding(engines: Engines, seed: int) -> None:
+    """Requests that join, leave, are aborted, retracted, cut, penalised or drawn: each greedy one gets plain tokens."""
+    found = engines[str(seed)]
 
     assert found == []
 

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine import harness
+from tests.engine.engines import Engines, Release, Sites
 
 from ddtree_overlay.patching import SUPPORTED_RELEASES
 
@@ -116,13 +115,9 @@ FIRST_WORKER_ONLY = {
 }
 
 
-@pytest.fixture(scope="module", params=SUPPORTED_RELEASES)
-def resolved(
-    request: pytest.FixtureRequest, sites: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, Any]:
+def queue(engines: Engines, sites: Sites) -> None:
     """All cases, resolved in one process of each patched SGLang."""
-    site = sites[request.param]
-    folder = tmp_path_factory.mktemp("start_up")
+    folder = engines.folder
     hybrid = folder / "hybrid"
     hybrid.mkdir()
     (hybrid / "config.json").write_text(json.dumps(HYBRID_CONFIG))
@@ -137,11 +132,14 @@ def resolved(
     cases["resolved twice"] = {"arguments": arguments({"speculative_ddtree_budget": 16}), "again": {}}
     cases["resolved with another budget"] = {"arguments": arguments({}), "again": {"speculative_ddtree_budget": 30}}
     (folder / "cases.json").write_text(json.dumps(cases))
-    script = harness.PROJECT / "tests/engine/start_up.py"
-    command = [harness.python_of(site), script, folder / "cases.json", folder / "results.json"]
-    done = subprocess.run(command, env=harness.engine_environment(site), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads((folder / "results.json").read_text()) | {"version": request.param}
+    for version in SUPPORTED_RELEASES:
+        Release(engines, sites, version, ahead=False).script(version, "start_up.py", str(folder / "cases.json"))
+
+
+@pytest.fixture(scope="module", params=SUPPORTED_RELEASES)
+def resolved(request: pytest.FixtureRequest, engines: Engines) -> dict[str, Any]:
+    """What a release makes of all cases."""
+    return engines[request.param] | {"version": request.param}
 
 
 @pytest.mark.parametrize("name", REFUSALS)
