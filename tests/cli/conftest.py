@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.commands import Ran, clean_environ
+from tests.support.fleets import machines, write_workspace
 from tests.support.sshd import SshdUnavailable, SshServer
 
 from ddtree_overlay.wheels import wheel_of
@@ -116,3 +117,76 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshServer]:
         if os.environ.get("CI"):
             raise
         pytest.skip(f"no sshd: {e}")
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory):
+    """Four private sshds; in CI their absence is a failure, never a silent skip."""
+    started = []
+    try:
+        started = [SshServer.start(tmp_path_factory.mktemp("sshd"), CACHE) for _ in range(4)]
+        yield started
+    except SshdUnavailable as e:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(f"no sshd: {e}")
+    finally:
+        for server in started:
+            server.stop()
+
+
+@pytest.fixture
+def three(tmp_path, servers, workspace):
+    """The hosts a and b, and c on this machine, pristine, with one bundle that fits all of them."""
+    fleet = machines(tmp_path / "hosts", [*servers[:2], None], dict.fromkeys("abc"))
+    write_workspace(workspace, fleet)
+    return fleet
+
+
+@pytest.fixture
+def ready(prepared, workspace, release_site):
+    """The options of a target that is patched in the workspace and that nobody changes."""
+    for name in ("snapshots", "build"):
+        shutil.copytree(prepared / name, workspace / name)
+    return ("--root", str(release_site / "sglang"))
+
+
+@pytest.fixture(scope="session")
+def one_export(prepared, release_site, tmp_path_factory):
+    """An export to copy from, with a Dockerfile."""
+    folder = tmp_path_factory.mktemp("export")
+    words = ["export", "--root", release_site / "sglang", "--format", "dockerfile", "--out", folder / "export"]
+    command = [sys.executable, "-m", "ddtree_overlay", *words]
+    subprocess.run(command, cwd=prepared, env=clean_environ(folder), check=True, capture_output=True, timeout=60)
+    return folder / "export"
+
+
+@pytest.fixture
+def exported(one_export, tmp_path):
+    """An export of one's own."""
+    return Path(shutil.copytree(one_export, tmp_path / "export"))
+
+
+@pytest.fixture
+def package(site):
+    """The package folder that apply.py works on."""
+    return site / "sglang"
+
+
+@pytest.fixture
+def apply(exported, package, tmp_path):
+    """Run apply.py on `package`, as a process of its own."""
+
+    def call(verb: str, *words: str, python: tuple[str, ...] = (sys.executable,), cwd: Path = Path("/")) -> Ran:
+        done = subprocess.run(
+            [*python, exported / "apply.py", verb, "--root", package, *words],
+            cwd=cwd,
+            env=clean_environ(tmp_path / "home"),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    return call

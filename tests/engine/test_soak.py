@@ -4,15 +4,11 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
 
 import pytest
 from tests.engine import harness
+from tests.engine.engines import Engines, Sites
 from tests.engine.soak import draw_group, run_group
-
-
-if TYPE_CHECKING:
-    from tests.engine.engines import Engines, Sites
 
 
 SEEDS = (1, 2)

@@ -111,3 +111,13 @@ def save_bundle(workspace: Path, machine: Machine, results: Mapping[str, bytes] 
     bundle, files = bundle_for(machine.install.root, results)
     Workspace(workspace).save_bundle(bundle, files)
     return bundle.overlay_id
+
+
+def trees(fleet: Mapping[str, Machine]) -> dict[str, Listing]:
+    """Everything in the site-packages of each machine."""
+    return {name: listing(m.install.site) for name, m in fleet.items()}
+
+
+def lines(text: str) -> dict[str, list[str]]:
+    """Each line as its columns, by the name of the host that it begins with."""
+    return {line.split()[0]: line.split() for line in text.splitlines() if line.startswith("  ") and line.strip()}

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pushes with a restart against a `Server`, and what has become of them on the host."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.support.servers import Server
+from tests.support.trees import listing
+
+from ddtree_overlay import deploy, proving
+from ddtree_overlay.config import Host
+from ddtree_overlay.errors import (
+    OverlayError,
+)
+from ddtree_overlay.hosts.transport import open_transport
+
+
+def tree(server: Server) -> dict[str, str]:
+    found = listing(server.install.root)
+    return {path: what for path, what in found.items() if "__pycache__" not in path}
+
+
+def push(host: Host, server: Server, mode: str = "well", mark: str = "", *, tell: Callable[[str], None] = print) -> Any:
+    bundle, files = server.overlay(mode, mark)
+    with open_transport(host) as transport:
+        plan = deploy.plan_push(transport, bundle, files)
+        return proving.push(transport, plan, files, operator="alice", progress=tell)
+
+
+def failed(host: Host, server: Server, kind: type[OverlayError], mode: str = "well", mark: str = "") -> OverlayError:
+    with pytest.raises(kind) as caught:
+        push(host, server, mode, mark)
+    return caught.value
+
+
+def history(host: Host) -> list[deploy.Deployment]:
+    with open_transport(host) as transport:
+        return deploy.history(transport)
+
+
+def states(host: Host) -> list[tuple[str, str, bool, bool]]:
+    return [(d.id, d.state, d.current, d.undone is not None) for d in history(host)]
+
+
+def in_background(host: Host, server: Server, mode: str, mark: str = "") -> threading.Thread:
+    """A push by somebody whose connection may be cut; what becomes of it there does not matter."""
+
+    def run() -> None:
+        with contextlib.suppress(OverlayError):
+            push(host, server, mode, mark)
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    return thread
+
+
+def until(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+    return found
+
+
+def trial(server: Server) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        return dict(json.loads((server.install.state / "trial.json").read_bytes()))
+    return {}
+
+
+def agents(server: Server) -> list[int]:
+    """The agents that run for this install."""
+    python = str(server.install.python).encode()
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            words = path.read_bytes().split(b"\0")
+            if words[0] == python and any(w.startswith(b"ddtree-") for w in words):
+                found.append(int(path.parent.name))
+    return found
+
+
+def suppressed(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    with contextlib.suppress(OSError):
+        return call()
+    return {"speculative_algorithm": "down"}
+
+
+def command_lines() -> list[bytes]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found.append(path.read_bytes())
+    return found
