@@ -15,12 +15,12 @@ import pytest
 from tests.support.commands import Ran, clean_environ
 from tests.support.fleets import machines, write_workspace
 from tests.support.sshd import SshdUnavailable, SshServer
+from tests.support.wheels import CACHE
 
 from ddtree_overlay.wheels import wheel_of
 
 
 PROJECT = Path(__file__).parents[2]
-CACHE = PROJECT / ".cache"
 RELEASE = "0.5.11"
 
 

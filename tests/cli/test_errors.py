@@ -18,6 +18,7 @@ import pytest
 from click.testing import CliRunner
 from tests.support.commands import Ran, clean_environ
 from tests.support.trees import differences, listing
+from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy, errors
 from ddtree_overlay.cli import cli
@@ -25,7 +26,6 @@ from ddtree_overlay.patching import SUPPORTED_RELEASES
 from ddtree_overlay.wheels import wheel_of
 
 
-CACHE = Path(__file__).parents[2] / ".cache"
 RELEASE = "0.5.11"
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OverlayError)]
 

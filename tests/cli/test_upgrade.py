@@ -14,6 +14,7 @@ import pytest
 from tests.support.fleets import Machine, machines, save_bundle, write_workspace
 from tests.support.installs import new_venv, tiny_package
 from tests.support.packages import Uv
+from tests.support.wheels import CACHE
 
 from ddtree_overlay.wheels import wheel_of
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from tests.support.sshd import SshServer
 
 
-CACHE = Path(__file__).parents[2] / ".cache"
 NEW = "0.5.12"
 
 

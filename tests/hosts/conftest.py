@@ -18,13 +18,13 @@ from tests.support.sshd import SshdUnavailable, SshServer
 from tests.support.stages import PACKAGE, SCENARIOS, Recorder, Stage, copy, times
 from tests.support.trees import differences, listing
 from tests.support.upgrades import FILES, OLD, Case
+from tests.support.wheels import CACHE
 
 from ddtree_overlay.config import Host
 from ddtree_overlay.hosts.transport import AgentTransport, open_transport
 from ddtree_overlay.wheels import fetch_release
 
 
-CACHE = Path(__file__).parents[2] / ".cache"
 RELEASE = "0.5.11"
 
 

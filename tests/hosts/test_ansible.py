@@ -17,13 +17,13 @@ from tests.support.installs import Install, new_venv, tiny_package
 from tests.support.servers import Server
 from tests.support.sshd import SshdUnavailable, SshServer
 from tests.support.trees import listing
+from tests.support.wheels import CACHE
 
 from ddtree_overlay import export
 
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLE = PROJECT / "examples/ansible"
-CACHE = PROJECT / ".cache"
 PLAYBOOK = Path(sys.executable).with_name("ansible-playbook")
 NAMES = ("first", "second")
 PUSH = "Push the overlay, restart, and wait for the server"

@@ -7,20 +7,17 @@ import os
 import shlex
 import shutil
 import time
-from pathlib import Path
 
 import pytest
 from tests.support.installs import bundle_for
 from tests.support.sshd import SshServer
 from tests.support.trees import differences, listing
+from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy
 from ddtree_overlay.config import load_config
 from ddtree_overlay.errors import OverlayError
 from ddtree_overlay.hosts.transport import open_transport
-
-
-CACHE = Path(__file__).parents[2] / ".cache"
 
 
 @pytest.fixture(params=["ssh", "local"])

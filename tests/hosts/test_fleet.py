@@ -7,20 +7,17 @@ import fcntl
 import os
 import secrets
 import time
-from pathlib import Path
 
 import pytest
 from tests.support.fleets import RESULTS
 from tests.support.installs import bundle_for
 from tests.support.sshd import SshServer
 from tests.support.trees import differences, listing
+from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy, members
 from ddtree_overlay.errors import ConflictError, LockedError, OverlayError, UsageError
 from ddtree_overlay.hosts.transport import open_transport
-
-
-CACHE = Path(__file__).parents[2] / ".cache"
 
 
 @pytest.fixture

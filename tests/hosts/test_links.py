@@ -15,13 +15,13 @@ import pytest
 from tests.support.installs import Install, bundle_for, tiny_package
 from tests.support.sshd import SshServer
 from tests.support.trees import differences, listing
+from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import OverlayError
 from ddtree_overlay.hosts.transport import open_transport
 
 
-CACHE = Path(__file__).parents[2] / ".cache"
 FILES = {
     "sglang/__init__.py": b"",
     "sglang/srt/__init__.py": b"",

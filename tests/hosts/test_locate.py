@@ -17,6 +17,9 @@ from ddtree_overlay.errors import OverlayError
 from ddtree_overlay.hosts.transport import open_transport
 
 
+#: What a release with DFlash has.
+DFLASH = {"srt/__init__.py": b"", "srt/speculative/dflash_worker.py": b"DFLASH = 1\n"}
+
 FINDER = """
 import sys, importlib.util
 class Finder:
@@ -164,13 +167,20 @@ def test_a_release_without_dflash(tmp_path):
 
 
 @pytest.mark.parametrize("below", ["", "sglang"])
-def test_a_folder_is_taken_with_or_without_its_last_part(tmp_path, wheel_site, below):
+def test_a_folder_is_taken_with_or_without_its_last_part(wheel_site, below):
     """--root takes a package folder, or the folder that holds it."""
     manifest, files = snapshots.snapshot_root(wheel_site / below, "root-x", ["srt/server_args.py"])
     assert manifest.root == str(wheel_site / "sglang")
     assert (manifest.install, manifest.release, manifest.versions["python"]) == ("unpacked", "0.5.11", None)
     assert "srt/server_args.py" in files
-    del tmp_path
+
+
+def test_a_folder_behind_a_link_is_named_by_where_it_lies(tmp_path):
+    """Two names of one folder are one target."""
+    tiny_package(tmp_path / "real", "0.5.11", {**DFLASH, "__init__.py": b""})
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    manifest, _ = snapshots.snapshot_root(tmp_path / "link", "root-x", [])
+    assert manifest.root == str(tmp_path / "real/sglang")
 
 
 def test_a_folder_without_sglang(tmp_path):

@@ -12,13 +12,13 @@ from tests.support.agents import sabotaged
 from tests.support.installs import Install, bundle_for, new_venv, tiny_package
 from tests.support.sshd import SshServer
 from tests.support.trees import differences, listing
+from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConnectionFailedError, OverlayError, RolledBackError
 from ddtree_overlay.hosts.transport import open_transport
 
 
-CACHE = Path(__file__).parents[2] / ".cache"
 RESULTS = {"srt/a.py": b"VALUE = 5\n", "srt/b.py": b"VALUE = 6\n", "srt/new/c.py": b"C = 1\n"}
 
 

@@ -9,12 +9,12 @@ import socket
 import subprocess
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from tests.support.installs import overlay_for
 from tests.support.sshd import SshServer
 from tests.support.trees import differences, listing
+from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import AuthenticationError, ConfigError, ConnectionFailedError, HostKeyError, OverlayError
@@ -200,9 +200,8 @@ def test_noisy_start_up_files_do_not_matter(tmp_path, tiny, sshd):
     """A .bashrc that prints on both streams is heard, warned about and ignored (paramiko#395, pyinfra#727)."""
     del sshd  # only to be skipped with it
     noise = 'echo "Welcome to ct200"; echo "stderr too" >&2\n'
-    cache = Path(__file__).parents[2] / ".cache"
     with (
-        SshServer.start(tmp_path / "noisy", cache, bashrc=noise) as server,
+        SshServer.start(tmp_path / "noisy", CACHE, bashrc=noise) as server,
         open_transport(server.host(python=str(tiny.python))) as transport,
     ):
         assert deploy.status(transport).state == "pristine"
@@ -301,8 +300,7 @@ def test_ssh_configuration_is_resolved_by_ssh_itself(sshd, tiny, tmp_path):
 
 def test_jump_hosts_are_used_and_verified(sshd, tiny, tmp_path):
     """ProxyJump goes through the first sshd to the second; each proves its key (sshtunnel#280)."""
-    cache = Path(__file__).parents[2] / ".cache"
-    with SshServer.start(tmp_path / "inner", cache) as inner:
+    with SshServer.start(tmp_path / "inner", CACHE) as inner:
         known = tmp_path / "known_hosts"
         known.write_text(sshd.known_hosts.read_text() + inner.known_hosts.read_text())
         config = tmp_path / "config"
@@ -327,7 +325,7 @@ def test_a_server_with_sha1_signatures_only(tmp_path, sshd):
     subprocess.run(["ssh-keygen", "-q", "-t", "rsa", "-b", "2048", "-N", "", "-f", tmp_path / "rsa"], check=True)
     options = f"HostKey {tmp_path}/rsa\nHostKeyAlgorithms ssh-rsa"
     with (
-        SshServer.start(tmp_path / "old", Path(__file__).parents[2] / ".cache", options=options) as server,
+        SshServer.start(tmp_path / "old", CACHE, options=options) as server,
         pytest.raises(ConnectionFailedError, match="no common algorithms") as caught,
     ):
         status_of(server.host())

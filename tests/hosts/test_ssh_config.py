@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from tests.hosts.test_ssh import new_lines, status_of
 from tests.support.sshd import SshServer
+from tests.support.wheels import CACHE
 
 from ddtree_overlay.errors import AuthenticationError, ConfigError, HostKeyError
 from ddtree_overlay.hosts import hostkeys
 from ddtree_overlay.hosts.resolve import route
 
 
-CACHE = Path(__file__).parents[2] / ".cache"
 #: Nothing of deploy.toml but the name: all else comes from the ssh configuration.
 BARE = {"port": None, "user": None, "identity_file": None, "known_hosts": None}
 

@@ -9,13 +9,13 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from tests.support.installs import overlay_for
 from tests.support.relay import Relay
 from tests.support.sshd import SshServer, sessions_of
 from tests.support.trees import differences, listing
+from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConnectionFailedError
@@ -23,7 +23,6 @@ from ddtree_overlay.hosts import hostkeys
 from ddtree_overlay.hosts.transport import open_transport
 
 
-CACHE = Path(__file__).parents[2] / ".cache"
 TIMEOUT = 1.0
 
 

@@ -13,20 +13,22 @@ from ddtree_overlay.manifest import FileEntry, Manifest, sha256
 from ddtree_overlay.verify.mentions import WATCHED
 
 
-CACHE = Path(__file__).parents[2] / ".cache" / "wheels"
+#: Resolved: it may be a link, and paths that are reported are those behind links.
+CACHE = (Path(__file__).parents[2] / ".cache").resolve()
+WHEELS = CACHE / "wheels"
 RELEASE = "0.5.11"
 
 
 @functools.cache
 def wheel(version: str = RELEASE) -> Path:
     """The wheel of an SGLang version."""
-    found = sorted(CACHE.rglob(f"sglang-{version}-*.whl"))
+    found = sorted(WHEELS.rglob(f"sglang-{version}-*.whl"))
     if not found:
-        CACHE.mkdir(parents=True, exist_ok=True)
+        WHEELS.mkdir(parents=True, exist_ok=True)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         target = ["--python-version", "3.11", "--platform", "manylinux_2_34_x86_64", "--platform", "any"]
-        subprocess.run([*command, *target, "--dest", str(CACHE), f"sglang=={version}"], check=True, timeout=240)
-        found = sorted(CACHE.rglob(f"sglang-{version}-*.whl"))
+        subprocess.run([*command, *target, "--dest", str(WHEELS), f"sglang=={version}"], check=True, timeout=240)
+        found = sorted(WHEELS.rglob(f"sglang-{version}-*.whl"))
     return found[0]
 
 
