@@ -15,6 +15,8 @@ from tests.engine import harness
 #: Requests of a case, and tokens of each.
 DRAWS, NEW_TOKENS = 250, 5
 PROMPT = harness.prompts(1)[0][:40]
+#: Goes on with blanks, which are drafted and taken in paths where nothing is penalised.
+BLANKS = list(b"class A:\n    def f(self):\n        if x:\n   ")
 #: Share of draws that a biased rule is taken to replace by the drafter's choice; the judge has to see it.
 BIAS = 0.15
 
@@ -24,10 +26,12 @@ FORBIDDEN = {str(byte): -200.0 for byte in b" etaoinsrlcdpfmu_"}
 CASES: dict[str, dict[str, Any]] = {
     "temperature": {"temperature": 1.0},
     "top-k": {"temperature": 1.3, "top_k": 2},
-    "top-p and min-p": {"temperature": 1.6, "top_k": 12, "top_p": 0.9, "min_p": 0.05},
+    # So hot that a draw without its temperature is another distribution; each filter still takes tokens away.
+    "top-p and min-p": {"temperature": 3.0, "top_k": 8, "top_p": 0.4, "min_p": 0.25},
     "forbidden drafts": {"temperature": 1.0, "logit_bias": FORBIDDEN},
-    "penalised": {"temperature": 0.8, "frequency_penalty": 1.5, "presence_penalty": 0.5},
+    "penalised": {"temperature": 0.8, "frequency_penalty": 2.0, "presence_penalty": 2.0},
 }
+PROMPTS = dict.fromkeys(CASES, PROMPT) | {"penalised": BLANKS}
 #: Cases of an engine by its budget: the widest tree serves all.
 SERVED = {1: ("temperature", "top-k"), 4: ("temperature", "top-k"), 16: tuple(CASES)}
 
@@ -39,7 +43,7 @@ def calls(budget: int) -> list[dict[str, Any]]:
     for name in SERVED[budget]:
         sampled = CASES[name] | {"max_new_tokens": NEW_TOKENS, "ignore_eos": True}
         parameters = [greedy if is_greedy(at) else sampled for at in range(DRAWS)]
-        every.append({"input_ids": [PROMPT] * DRAWS, "sampling_params": parameters})
+        every.append({"input_ids": [PROMPTS[name]] * DRAWS, "sampling_params": parameters})
     return every
 
 
@@ -82,7 +86,7 @@ def judge(budget: int, result: dict[str, Any], trace: list[dict[str, Any]], fold
     for name, call in zip(SERVED[budget], result["calls"], strict=True):
         rows = [at for at in range(len(call["output_ids"])) if not is_greedy(at)]
         cases[name] = {
-            "prompt": PROMPT,
+            "prompt": PROMPTS[name],
             "sampling_params": CASES[name],
             "replaced": BIAS,
             "outputs": [call["output_ids"][at] for at in rows],

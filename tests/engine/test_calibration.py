@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.conftest import Engines, Sites
+from tests.engine.engines import Engines, Sites
 
 
 CALLS = [harness.greedy(harness.prompts(0, 1, 3, 5), 48), harness.greedy(harness.prompts(2), 48)]

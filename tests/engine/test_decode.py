@@ -16,6 +16,8 @@ from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, pr
 
 
 BUDGETS = (1, 3, 7, 16, 63)
+#: The first tokens of `CALLS`: real kernels take fifty times as long.
+BRIEF = [call | {"sampling_params": call["sampling_params"] | {"max_new_tokens": 14}} for call in CALLS]
 
 #: One piece of the overlay broken on purpose: file, what it holds, what it holds instead.
 BREAKS = {
@@ -41,8 +43,7 @@ BREAKS = {
 def queue(engines: Engines, sites: Sites) -> None:
     """One release in all compositions, the others in some."""
     here = Release(engines, sites, harness.RELEASE, ahead=False)
-    # Real kernels take longest.
-    here.ddtree("triton", 16, CALLS, environment=harness.TRITON)
+    here.ddtree("triton", 16, BRIEF, environment=harness.TRITON)
     flows = [{"flow": flow} for flow in FLOWS.values()]
     here.plain("plain", [*CALLS, *map(harness.alone, [*FLOWS.values(), TIGHT])])
     here.dflash("dflash", CALLS)
@@ -58,7 +59,7 @@ def queue(engines: Engines, sites: Sites) -> None:
     for version in harness.FIRST_WORKER[1:]:
         other = Release(engines, sites, version, ahead=False)
         if version == harness.FIRST_WORKER[-1]:  # it has another Triton backend
-            other.ddtree("triton-newest", 7, CALLS, environment=harness.TRITON)
+            other.ddtree("triton-newest", 7, BRIEF, environment=harness.TRITON)
         calls = [*CALLS, *({"flow": wishing(FLOWS[name])} for name in RELEASE_FLOWS)]
         other.ddtree(version, 7, calls, speculative_ddtree_budgets=LANES)
 
@@ -140,7 +141,9 @@ def test_retracted_requests_and_prefill_in_pieces_equal_plain_decoding(engines: 
 @pytest.mark.parametrize("name", ["triton", "triton-newest"])
 def test_real_kernels_equal_plain_decoding(engines: Engines, name: str) -> None:
     """SGLang's own Triton kernels, in the interpreter, and the reference in their place give the same tokens."""
-    assert outputs(engines[name]) == outputs(engines["plain"])
+    plain = [[ids[:14] for ids in batch] for batch in outputs(engines["plain"])]
+    assert outputs(engines[name]) == plain
+    assert accept_length(engines[name]) > 2
 
 
 @pytest.mark.parametrize("version", harness.FIRST_WORKER[1:])

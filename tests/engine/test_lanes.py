@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.engine import harness, scenarios
-from tests.engine.conftest import Engines, Sites
+from tests.engine.engines import Engines, Sites
 
 
 LANES = "3,7,16,40"

@@ -25,7 +25,9 @@ def queue(engines: Engines, sites: Sites) -> None:
         name = f"budget-{budget}"
         trace = engines.trace_file(name)
         here.start(name, sampled.arguments(budget), sampled.calls(budget), SGLANG_DDTREE_TRACE=trace)
-    here.start("plain", harness.engine_args(None), [harness.greedy([sampled.PROMPT], 24)])
+    here.start(
+        "plain", harness.engine_args(None), [harness.greedy([prompt], 24) for prompt in sampled.PROMPTS.values()]
+    )
 
 
 class Judged(dict[int, dict[str, dict[str, Any]]]):
@@ -83,8 +85,8 @@ def test_penalised_requests_are_judged_at_the_root(judged: Judged) -> None:
 @pytest.mark.parametrize("budget", sampled.SERVED)
 def test_greedy_requests_among_sampled_ones_equal_plain_decoding(engines: Engines, budget: int) -> None:
     """Token for token, in batches of up to 128 requests that draw."""
-    plain = engines["plain"]["calls"][0]["output_ids"][0]
-    for call in engines[f"budget-{budget}"]["calls"]:
+    plain = dict(zip(sampled.PROMPTS, (call["output_ids"][0] for call in engines["plain"]["calls"]), strict=True))
+    for name, call in zip(sampled.SERVED[budget], engines[f"budget-{budget}"]["calls"], strict=True):
         greedy = [ids for at, ids in enumerate(call["output_ids"]) if sampled.is_greedy(at)]
-        assert greedy == [plain] * len(greedy)
+        assert greedy == [plain[name]] * len(greedy)
         assert greedy
