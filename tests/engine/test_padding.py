@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.conftest import CALLS
+from tests.engine.scenarios import CALLS
 from tests.engine.test_decode import accept_length, outputs
 
 
