@@ -143,3 +143,33 @@ def test_replaced_weight_is_used() -> None:
     weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(2, HIDDEN)
     head.weight = shard(weight, 0, 1).weight
     assert torch.equal(draft_head.top_log_probs(hidden, 3).token_ids, whole(weight, hidden, 3)[1])
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_exponents_change_the_probabilities_and_say_what_a_fit_needs(ranks: int) -> None:
+    """Log-softmax of exponent * logit by position; mean and variance of the logit, and the plain partition sum."""
+    torch.manual_seed(0)
+    weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(2 * 3, HIDDEN)
+    exponents = torch.tensor([0.5, 1.0, 2.0])
+    processor = SimpleNamespace(logit_scale=0.5, final_logit_softcapping=3.0)
+    group = FakeRanks(ranks)
+    heads = [DraftHead(shard(weight, rank, ranks), processor, group) for rank in range(ranks)]
+    for _ in range(2):
+        answers = []
+        for head in heads:
+            group.gathered.append([])
+            answers.append(head.top_log_probs(hidden, 7, exponents))
+    logits = (3.0 * torch.tanh(0.5 * (hidden.double() @ weight.double().T) / 3.0)).view(2, 3, -1)
+    weights = torch.softmax(exponents.view(1, 3, 1) * logits, dim=-1)
+    mean = (weights * logits).sum(dim=-1, keepdim=True)
+    expected = {
+        "log_probs": weights.log().sort(dim=-1, descending=True).values[..., :7],
+        "logits": logits.sort(dim=-1, descending=True).values[..., :7],
+        "mean": mean.squeeze(2),
+        "variance": (weights * (logits - mean) ** 2).sum(dim=-1),
+        "plain_log_z": torch.logsumexp(logits, dim=-1),
+    }
+    for choices in answers:
+        for name, values in expected.items():
+            torch.testing.assert_close(getattr(choices, name), values.flatten(0, 1).float(), atol=1e-5, rtol=1e-5)
+        assert torch.equal(choices.token_ids, logits.sort(dim=-1, descending=True).indices.flatten(0, 1)[:, :7])

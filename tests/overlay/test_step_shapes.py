@@ -39,6 +39,26 @@ def test_mask_is_that_of_known_lengths(budget: int, dtype: torch.dtype) -> None:
     assert not out[expected.numel() :].any()
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_mask_writes_the_cells_that_it_is_asked_for(whole: bool) -> None:
+    """Tails alone leave the prefix as it was; a padded graph's rows see all; nothing behind them is touched."""
+    tree, lens, padding = trees(3), torch.tensor(PREFIXES), 2
+    end = verify_mask(tree, PREFIXES).numel()
+    behind = padding * tree.width * (1 + tree.width)
+    for before in (0, 1):
+        out = torch.full((end + behind + 9,), before, dtype=torch.uint8)
+        write_tree_mask(out, tree, lens, whole=whole, padding=padding)
+        start = 0
+        for prefix_len, ancestors in zip(PREFIXES, tree.ancestors, strict=True):
+            rows = out[start : start + tree.width * (prefix_len + tree.width)].view(tree.width, -1)
+            assert (rows[:, :prefix_len] == (1 if whole else before)).all()
+            assert torch.equal(rows[:, prefix_len:].bool(), ancestors)
+            start += rows.numel()
+        assert start == end
+        assert out[end : end + behind].all()
+        assert (out[end + behind :] == before).all()
+
+
 @pytest.mark.parametrize("budget", [2, 16, 63])
 def test_tokens_and_rows_follow_the_path(budget: int) -> None:
     """Accepted tokens, then the bonus; the values of the path's own nodes in front of each block."""

@@ -257,15 +257,11 @@ def assert_kernel_equals_reference(
     roots: torch.Tensor, values: torch.Tensor, ids: torch.Tensor, budget: int, chain_seed: bool
 ) -> None:
     """Every array, links and positions included."""
-    prefix_lens = torch.arange(len(roots)) * 30
-    for links in (False, True):
-        got, expected = (
-            grow(roots, values, ids, budget, prefix_lens=prefix_lens, chain_seed=chain_seed, links=links)
-            for grow in (grow_trees, grow_by_beam)
-        )
-        for field in fields(Tree):
-            mine, other = getattr(got, field.name), getattr(expected, field.name)
-            assert torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other, field.name
+    options = {"prefix_lens": torch.arange(len(roots)) * 30, "chain_seed": chain_seed, "links": budget % 2 == 1}
+    got, expected = (grow(roots, values, ids, budget, **options) for grow in (grow_trees, grow_by_beam))
+    for field in fields(Tree):
+        mine, other = getattr(got, field.name), getattr(expected, field.name)
+        assert torch.equal(mine, other) if isinstance(mine, torch.Tensor) else mine == other, field.name
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -286,10 +282,16 @@ def test_smaller_budgets_are_prefixes_of_larger_trees(chain_seed: bool) -> None:
     torch.manual_seed(0)
     logits = torch.randn(2, 6, 40).round()  # ties
     large = tree_of(logits, 48, chain_seed=chain_seed)
+    values, ids = sorted_choices(logits, 48)
+    roots, options = torch.arange(2) + 40, {"chain_seed": chain_seed, "links": True}
     for budget in (1, 2, 7, 31):
-        small = tree_of(logits, budget, chain_seed=chain_seed)
-        assert torch.equal(small.tokens, large.tokens[:, : budget + 1])
-        assert torch.equal(small.parents, large.parents[:, : budget + 1])
+        small = build_tree(roots, values, ids, budget, **options)
+        cut = build_tree(roots, values, ids, 48, width=budget + 1, **options)
+        for name in ("tokens", "parents", "depths", "ranks", "positions", "scores", "first_child", "next_sibling"):
+            assert torch.equal(getattr(small, name), getattr(cut, name)), name
+        assert small.max_depth == cut.max_depth
+        assert torch.equal(cut.grown_scores, large.scores)
+        assert torch.equal(cut.grown_ranks, large.ranks)
 
 
 def test_one_choice_a_position_is_the_chain_of_first_choices() -> None:
