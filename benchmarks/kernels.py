@@ -5,9 +5,9 @@
     python benchmarks/kernels.py [--out FILE.json] [--quick]
 
 Every kernel is first compared with its PyTorch reference (float64 where scores are summed) over odd shapes: exit 1 at
-the first difference. Then `triton.testing.do_bench` times them at block size 16: tree, mask and accept apart, together,
-and as one captured CUDA graph, beside the paper's heap (Algorithm 1 of arXiv 2604.12989) in Python on host copies; and
-the head over 151936 tokens beside `torch.topk` + `torch.logsumexp`. Host times are those of launching alone.
+the first difference. Then `triton.testing.do_bench` times them at block size 16, each as a captured CUDA graph: tree,
+mask and accept, apart and together, beside the paper's heap (Algorithm 1 of arXiv 2604.12989) in Python on host copies;
+and the head over 151936 tokens beside `torch.topk` + `torch.logsumexp`. "host" is what the host needs to launch them.
 
 Needs torch, Triton and a CUDA GPU; SGLang need not be installed. `TRITON_INTERPRET=1` compares on the CPU and times
 nothing.
@@ -241,12 +241,10 @@ def compare_all(small: bool) -> None:
 
 
 def gpu_us(function: Callable[[], Any]) -> float:
-    """Median microseconds on the GPU, the cache flushed before each run."""
-    return 1000 * float(triton.testing.do_bench(function, warmup=25, rep=100, return_mode="median"))
+    """Median microseconds on the GPU of a function captured into a CUDA graph, the cache flushed before each run.
 
-
-def graph_us(function: Callable[[], Any]) -> float:
-    """The same, of the function captured into a CUDA graph."""
+    Eager launches would be timed by how fast the host is.
+    """
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         function()
@@ -254,7 +252,7 @@ def graph_us(function: Callable[[], Any]) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         function()
-    return gpu_us(graph.replay)
+    return 1000 * float(triton.testing.do_bench(graph.replay, warmup=25, rep=100, return_mode="median"))
 
 
 def host_us(function: Callable[[], Any]) -> float:
@@ -314,25 +312,22 @@ def time_round(batch: int, budget: int) -> dict[str, Any]:
         write_tree_mask(out, mine, prefix_lens, whole=False)
         accept(mine, targets, prefix_lens=prefix_lens, block_size=BLOCK)
 
+    def seeded() -> Any:
+        return build_tree(roots, log_probs, ids, budget, prefix_lens=prefix_lens, chain_seed=True)
+
+    def linked() -> Any:
+        return build_tree(roots, log_probs, ids, budget, prefix_lens=prefix_lens, links=True)
+
     start = time.perf_counter()
     heap_trees(log_probs, ids, budget)
     heap = 1e6 * (time.perf_counter() - start)
+    parts = {"tree": grow, "mask": mask, "accept": walk, "together": together}
+    on_gpu = {**parts, "seeded": seeded, "with links": linked, "whole mask": lambda: mask(True)}
     return {
         "batch": batch,
         "budget": budget,
-        "tree": gpu_us(grow),
-        "tree seeded": gpu_us(
-            lambda: build_tree(roots, log_probs, ids, budget, prefix_lens=prefix_lens, chain_seed=True)
-        ),
-        "tree with links": gpu_us(
-            lambda: build_tree(roots, log_probs, ids, budget, prefix_lens=prefix_lens, links=True)
-        ),
-        "mask": gpu_us(mask),
-        "whole mask": gpu_us(lambda: mask(True)),
-        "accept": gpu_us(walk),
-        "together": gpu_us(together),
-        "as a graph": graph_us(together),
-        "host": host_us(together),
+        **{name: gpu_us(part) for name, part in on_gpu.items()},
+        **{f"host {name}": host_us(part) for name, part in parts.items()},
         "paper's heap": heap,
     }
 
@@ -358,9 +353,8 @@ def time_head(batch: int, k: int) -> dict[str, Any]:
         "k": k,
         "head": gpu_us(run),
         "with exponents": gpu_us(lambda: run(exponents)),
-        "as a graph": graph_us(run),
-        "host": host_us(run),
-        "torch": gpu_us(torchs),
+        "host head": host_us(run),
+        "torch": 1000 * float(triton.testing.do_bench(torchs, return_mode="median")),
     }
 
 

@@ -103,7 +103,8 @@ def _row_sums(sums, row, tiles, exponent, TILES: tl.constexpr, SUMS: tl.constexp
         shift = tl.sum(share * (second + away * first), axis=0) / total
         square = tl.sum(share * (third + 2.0 * away * second + away * away * first), axis=0) / total
         mean = top + shift
-        variance = tl.maximum(square - shift * shift, 0.0)
+        variance = square - shift * shift
+        variance = tl.where(variance < 0.0, 0.0, variance)  # NaN stays NaN
         plain_share = tl.where(tops == float("-inf"), 0.0, tl.exp(away))
         plain_log_z = top + tl.log(tl.sum(plain_share * tl.load(at + 4, mask=here, other=0.0), axis=0))
     return log_z, mean, variance, plain_log_z

@@ -71,7 +71,8 @@ def write_masks(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, who
     """Write the mask of a batch; arguments as in `tree_mask.write_tree_mask`."""
     batch, width = tree.parents.shape
     rows = 1 if whole else 8
-    args = (out.view(torch.uint8), tree.parents, prefix_lens, batch, tree.parents.stride(0), width, tree.max_depth)
+    cells = out if out.dtype == torch.uint8 else out.view(torch.uint8)
+    args = (cells, tree.parents, prefix_lens, batch, tree.parents.stride(0), width, tree.max_depth)
     constants = {
         "ROWS": rows,
         "COLUMNS": max(32, triton.next_power_of_2(width)),

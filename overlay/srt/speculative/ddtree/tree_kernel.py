@@ -175,11 +175,13 @@ def grow_trees(
         )
     width = budget + 1 if width is None else width
     device = log_probs.device
-    nodes = torch.empty((4, batch, width), dtype=torch.int64, device=device)
-    ranks = torch.empty((batch, budget + 1), dtype=torch.int64, device=device)
+    whole = width == budget + 1
+    planes = torch.empty((5 if whole else 4, batch, width), dtype=torch.int64, device=device).unbind(0)
+    tokens, parents, depths, positions = planes[:4]
+    ranks = planes[4] if whole else torch.empty((batch, budget + 1), dtype=torch.int64, device=device)
     scores = torch.empty((batch, budget + 1), dtype=torch.float32, device=device)
     linked = torch.empty((2, batch, width), dtype=torch.int32, device=device) if links else None
-    args = (roots, log_probs.contiguous(), token_ids.contiguous(), prefix_lens, nodes, ranks, scores, linked)
+    args = (roots, log_probs.contiguous(), token_ids.contiguous(), prefix_lens, tokens, ranks, scores, linked)
     sizes = (roots.stride(0), horizon, choices, budget, width)
     constants = {"SLOTS": max(32, triton.next_power_of_2(budget)), "SEED": int(chain_seed)}
     launch(
@@ -190,9 +192,7 @@ def grow_trees(
         num_warps=1,
         key=(links, None if prefix_lens is None else prefix_lens.dtype),
     )
-    tokens, parents, depths, positions = nodes.unbind(0)
     first_child, next_sibling = (None, None) if linked is None else linked.unbind(0)
-    whole = width == budget + 1
     return Tree(
         tokens=tokens,
         parents=parents,
