@@ -114,6 +114,7 @@ def cli() -> None:
       ddtree-overlay verify --host ct200       prove that they hold
       ddtree-overlay diff --host ct200         read what would change
       ddtree-overlay push --host ct200         change it
+      ddtree-overlay tune --host ct200         see which budget fits, once it serves
       ddtree-overlay rollback --host ct200     take it away again
     """
 
