@@ -82,22 +82,30 @@ class Run:
         draft.write_text(json.dumps(self.result, default=str))
         draft.rename(self.options.out)
 
-    def measure(self, started: Started, arm: Arm, size: int, first: int, **changes: Any) -> dict[str, Any] | None:
-        """One measurement: the figures of its steps, or None when no step held all requests."""
-        self.count += 1
-        asked = {
-            "measure": f"m{self.count}",
-            "prompts": [self.prompts[(first + i) % len(self.prompts)] for i in range(size)],
-            "tokens": self.options.tokens,
-            "seconds": self.options.seconds + self.prefill.get(size, 0.0),
-            "budget": arm.budget,
-        }
-        answer = started.engines[arm.engine].ask(asked | changes)
-        self.result.setdefault("memory", {})[arm.engine] = answer["memory"]
-        found = decode_figures.window(answer["steps"], size)
-        if found is None:
-            self.drop(f"{arm.name} at concurrency {size}: no whole step{''.join(f', {e}' for e in answer['errors'])}")
-        return found
+    def measure(self, started: Started, arm: Arm, size: int, number: int, **changes: Any) -> dict[str, Any] | None:
+        """One measurement with the prompts of a round: the figures of its steps, None when no step held all requests.
+
+        A single request after another shares the time of a measurement: one prompt says little about acceptance.
+        """
+        groups = max(1, self.options.singles // size)
+        parts = []
+        for group in range(groups):
+            self.count += 1
+            first = (number * groups + group) * size
+            asked = {
+                "measure": f"m{self.count}",
+                "prompts": [self.prompts[(first + i) % len(self.prompts)] for i in range(size)],
+                "tokens": self.options.tokens,
+                "seconds": max(self.options.seconds / groups, 0.4) + self.prefill.get(size, 0.0),
+                "budget": arm.budget,
+            }
+            answer = started.engines[arm.engine].ask(asked | changes)
+            self.result.setdefault("memory", {})[arm.engine] = answer["memory"]
+            parts.append(decode_figures.window(answer["steps"], size, self.options.tokens))
+            if parts[-1] is None:
+                errors = "".join(f", {error}" for error in answer["errors"])
+                self.drop(f"{arm.name} at concurrency {size}: no whole step{errors}")
+        return decode_figures.together([part for part in parts if part], size)
 
     def drop(self, note: str) -> None:
         """Say once what is missing."""
@@ -141,9 +149,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--budgets", default="", help="of the engine that chooses; default: its own")
     parser.add_argument("--more", default="16,256", help="budgets of a further engine, measured up to concurrency 8")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=128, help="per request at most")
+    parser.add_argument("--tokens", type=int, default=64, help="that a request has to get")
     parser.add_argument("--prompt-tokens", type=int, default=320)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of decoding per measurement at most")
+    parser.add_argument("--singles", type=int, default=3, help="prompts one after the other at concurrency 1")
+    parser.add_argument("--seconds", type=float, default=1.2, help="of decoding per measurement at most")
     parser.add_argument("--rows", type=int, default=2080, help="most rows of a step for which trees have graphs")
     parser.add_argument("--hopeless", type=float, default=0.75)
     parser.add_argument(
@@ -234,10 +243,10 @@ def warm_up(run: Run, started: Started, arms: list[Arm]) -> None:
     for size in (sizes[-1], *reversed(sizes)):
         begin = time.monotonic()
         run.measure(started, plain, size, 0, tokens=2, seconds=60)
-        run.prefill[size] = time.monotonic() - begin
+        run.prefill[size] = (time.monotonic() - begin) / max(1, run.options.singles // size)
     run.result["dropped"] = known  # two tokens hold no whole step
     for arm in arms:
-        run.measure(started, arm, 1, 0, tokens=24, seconds=60)
+        run.measure(started, arm, 1, 0, seconds=30)
 
 
 def rounds(run: Run, started: Started, arms: list[Arm], block: int, reserve: float) -> None:
@@ -266,10 +275,10 @@ def rounds(run: Run, started: Started, arms: list[Arm], block: int, reserve: flo
 def observed(run: Run, started: Started, arm: Arm, size: int, number: int) -> dict[str, Any] | None:
     """A measurement of a round; of `auto` also how often it took which choice, where the server counts its steps."""
     if not arm.name.startswith("DDTREE auto"):
-        return run.measure(started, arm, size, number * size)
+        return run.measure(started, arm, size, number)
     engine = started.engines[arm.engine]
     before = engine.ask({"info": True}).get("ddtree_steps") or {}
-    found = run.measure(started, arm, size, number * size)
+    found = run.measure(started, arm, size, number)
     after = engine.ask({"info": True}).get("ddtree_steps") or {}
     chosen = {choice: count - before.get(choice, 0) for choice, count in after.items()}
     return found and found | {"chosen": {choice: count for choice, count in chosen.items() if count}}
@@ -284,7 +293,7 @@ def wanted(run: Run, arm: Arm, size: int, number: int, block: int) -> bool:
     if arm.name in ALWAYS or size == 1 or number < 2:
         return True
     rows = decode_figures.cells([m for m in run.result["measurements"] if m["concurrency"] == size])
-    speeds = {row["arm"]: row["tok_s"]["median"] for row in rows}
+    speeds = {row["arm"]: row["tok_s"]["pooled"] for row in rows}
     if arm.name in speeds and speeds[arm.name] < options.hopeless * max(speeds.values()):
         run.drop(f"{arm.name} at concurrency {size} after two rounds: below {options.hopeless} of the best arm")
         return False
@@ -312,7 +321,9 @@ def stages(run: Run, started: Started, arms: list[Arm], block: int) -> None:
             switch = engine.stages.with_name(engine.stages.name + ".on")
             done = len(read_lines(engine.stages))
             switch.touch()
+            known = list(run.result["dropped"])
             run.measure(started, arm, size, 0, seconds=STAGE_SECONDS + run.prefill[size])
+            run.result["dropped"] = known  # its figures are nobody's
             switch.unlink()
             steps = [step for step in read_lines(engine.stages)[done:] if step.get("batch") == size]
             run.result["stages"].append({"concurrency": size, "arm": arm.name, "steps": steps[1:]})

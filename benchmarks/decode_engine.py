@@ -7,8 +7,9 @@ says that the engine is ready. A request is {"call": a batch of `scripts/engine_
 
     {"measure": NAME, "prompts": [[ids], ...], "tokens": N, "seconds": S, "budget": number, "chain" or null}
 
-which starts all prompts at once and ends when the first of them has its N tokens, or after S seconds; the others are
-aborted then. The answer holds the steps as `step_clock` saw them, errors, and the peak of the engine's memory.
+which starts all prompts at once and aborts them when each of them has N tokens behind its first decode step, or after S
+seconds; until then all go on, six times as far at most. The answer holds the steps as `step_clock` saw them, errors,
+and the peak of the engine's memory.
 """
 
 from __future__ import annotations
@@ -67,23 +68,26 @@ def answer(engine: Any, clock: Clock, asked: dict[str, Any]) -> dict[str, Any]:
         loader.exec_module(module)
         return module.run_call(engine, asked["call"])
     if "measure" in asked:
-        errors = engine.loop.run_until_complete(measure(engine, asked))
-        steps = clock.steps(asked["measure"])
-        return {"steps": steps, "memory": clock.memory, "errors": errors}
+        errors = engine.loop.run_until_complete(measure(engine, clock, asked))
+        return {"steps": clock.steps(asked["measure"]), "memory": clock.memory, "errors": errors}
     return info(engine)
 
 
-async def measure(engine: Any, asked: dict[str, Any]) -> list[str]:
-    """All prompts at once until the first has its tokens or the time is over; what went wrong with some of them."""
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": asked["tokens"], "ignore_eos": True}
+async def measure(engine: Any, clock: Clock, asked: dict[str, Any]) -> list[str]:
+    """All prompts at once until each has its tokens or the time is over; what went wrong with some of them."""
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6 * asked["tokens"], "ignore_eos": True}
     if asked.get("budget") is not None:
         sampling["custom_params"] = {"ddtree_budget": asked["budget"]}
-    rids = [f"{asked['measure']}/{number}" for number in range(len(asked["prompts"]))]
+    rids = [f"{asked['measure']}/{asked['tokens']}/{number}" for number in range(len(asked["prompts"]))]
     tasks = [
         asyncio.ensure_future(engine.async_generate(input_ids=prompt, sampling_params=sampling, rid=rid))
         for prompt, rid in zip(asked["prompts"], rids, strict=True)
     ]
-    await asyncio.wait(tasks, timeout=asked["seconds"], return_when=asyncio.FIRST_COMPLETED)
+    end = time.monotonic() + asked["seconds"]
+    while time.monotonic() < end and not clock.has(asked["measure"]):
+        done, _ = await asyncio.wait(tasks, timeout=0.004, return_when=asyncio.FIRST_COMPLETED)
+        if done:
+            break
     for task, rid in zip(tasks, rids, strict=True):
         if not task.done():
             engine.tokenizer_manager.abort_request(rid)
@@ -96,30 +100,39 @@ class Clock:
 
     def __init__(self, file: Path) -> None:
         self._file, self._at = file, 0
+        self._found: list[list[Any]] = []
         self.memory: dict[str, int] = {}
 
-    def steps(self, name: str) -> list[list[Any]]:
-        """The steps of a measurement, [time, kind, requests, tokens, finished], once its last one is written."""
-        found: list[list[Any]] = []
-        patience = time.monotonic() + PATIENCE
-        while time.monotonic() < patience and not (found and found[-1][4] == found[-1][2]):
-            for record in self._records():
-                if isinstance(record, dict):
-                    self.memory = record
-                elif record[0].startswith(f"{name}/"):
-                    found.append(record[1:])
-            time.sleep(0.005)
-        return found
+    def has(self, name: str) -> bool:
+        """Whether steps of a measurement are written yet."""
+        self._read()
+        return any(step[0].startswith(f"{name}/") for step in self._found)
 
-    def _records(self) -> list[Any]:
+    def steps(self, name: str) -> list[list[Any]]:
+        """The steps of a measurement, [time, kind, tokens of each request, finished], once its last one is written."""
+        patience = time.monotonic() + PATIENCE
+        while time.monotonic() < patience:
+            self._read()
+            steps = [step[1:] for step in self._found if step[0].startswith(f"{name}/")]
+            if steps and steps[-1][3] == len(steps[-1][2]):
+                break
+            time.sleep(0.004)
+        self._found.clear()
+        return steps
+
+    def _read(self) -> None:
         if not self._file.exists():
-            return []
+            return
         with self._file.open() as source:
             source.seek(self._at)
             text = source.read()
         whole = text[: text.rfind("\n") + 1]
         self._at += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+        for record in map(json.loads, whole.splitlines()):
+            if isinstance(record, dict):
+                self.memory = record
+            else:
+                self._found.append(record)
 
 
 if __name__ == "__main__":

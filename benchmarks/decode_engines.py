@@ -227,8 +227,8 @@ def engine_arguments(options: argparse.Namespace, pair: Path, sizes: list[int]) 
         "dtype": "bfloat16",
         "mem_fraction_static": 0.95,
         "context_length": 2048,
-        # Prompt, output and two steps of the widest tree that is measured at the largest batch.
-        "max_total_tokens": sizes[-1] * (options.prompt_tokens + options.tokens + 2 * 260),
+        # Prompt, the most output, and two steps of a wide tree.
+        "max_total_tokens": max(sizes[-1], 16) * (options.prompt_tokens + 6 * options.tokens + 300),
     }
     return shared | graphs | room
 

@@ -3,54 +3,92 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 
 #: What the figures mean; written into every result.
 DEFINITIONS = {
-    "measurement": "All requests of a concurrency start at once; they are decoded greedily until the first has all its "
-    "tokens or the window is over, and the rest is aborted.",
-    "tok_s": "Output tokens per second of decoding at exactly this concurrency: over the steps in which every request "
-    "ran, from the end of the step before to the end of the step, by a clock in the scheduler's process. Prefill, ramp "
-    "and tail do not count; scheduling and host work do.",
-    "accept": "Tokens per request and step in the same steps, the target's own token included.",
-    "step_ms": "Time from step to step in the same steps.",
-    "to_dflash": "tok_s over DFLASH's of the same round, which decodes the same prompts.",
+    "measurement": "All requests of a concurrency start at once and are decoded greedily until each has its N tokens, "
+    "or for a limited time; those that have theirs go on, so that the concurrency stays. At concurrency 1 some prompts "
+    "follow each other.",
+    "tok_s": "Output tokens per second of decoding at this concurrency, c x N over the mean time in which a request "
+    "gets N tokens behind its first decode step: by a clock in the scheduler's process, from the end of a step to the "
+    "end of another. A step that crosses N counts by its share; a request that has not got there in time counts with "
+    "its speed so far. Prefill and tail do not count; scheduling and host work do.",
+    "accept": "N over the mean number of steps in which a request gets N tokens: the target's own token included.",
+    "step_ms": "Time from step to step while all requests ran.",
     "rounds": "Each round measures all arms at one concurrency after the other, then the next concurrency; rounds use "
-    "different prompts and begin with different arms. Figures are medians over rounds, with the smallest and largest.",
+    "different prompts and begin with different arms. median, min and max are over rounds; pooled is over the tokens "
+    "and times of all rounds together.",
+    "to_dflash": "tok_s over DFLASH's of the same rounds, which decode the same prompts.",
+    "to_best": "tok_s over the best other arm's, pooled over the rounds that both ran.",
     "limit": "What the verify's width alone leaves of DFLASH's step rate: step(DFLASH) / (step(DFLASH) + verify(W) - "
     "verify(block)), verify times from CUDA events around the target's forward.",
     "efficiency": "to_dflash over (accept ratio x limit): how much of what trees can give at this width arrives.",
 }
 
 
-def window(steps: list[list[Any]], concurrency: int) -> dict[str, float] | None:
-    """Tokens, seconds and count of the steps in which all requests ran; None when there are none.
+def window(steps: list[list[Any]], concurrency: int, tokens: int) -> dict[str, float] | None:
+    """How long a request takes for its tokens while all of them run; None when there are no two such steps.
 
     Args:
-        steps: [time, kind, requests, tokens of all of them, finished], as `step_clock` wrote them.
+        steps: [time, kind, tokens of each request, finished], as `step_clock` wrote them.
         concurrency: Requests of the measurement.
+        tokens: That each request has to get.
+
+    Returns:
+        Means over the requests, `seconds` and `steps` for `tokens`; `reached`, the share that got there; and the
+        `span` of all steps, in seconds and in steps.
     """
-    tokens, seconds, count = 0, 0.0, 0
-    for before, step in itertools.pairwise(steps):
-        decoded = before[1] == step[1] == "d" and before[2] == step[2] == concurrency
-        # A step that ends a request may have cut its tokens.
-        if decoded and not before[4] and not step[4]:
-            tokens, seconds, count = tokens + step[3] - before[3], seconds + step[0] - before[0], count + 1
-    if not count:
+    whole: list[list[Any]] = []
+    for step in steps:
+        if step[1] == "d" and len(step[2]) == concurrency and not step[3]:
+            whole.append(step)
+        elif len(whole) > 1:
+            break
+        else:
+            whole = []
+    if len(whole) < 2:
         return None
+    seconds, counts, reached = 0.0, 0.0, 0
+    for request in range(concurrency):
+        at = [step[2][request] - whole[0][2][request] for step in whole]
+        cross = next((number for number, count in enumerate(at) if count >= tokens), None)
+        if cross is None:
+            # Never there: at the speed it has had.
+            stretch = tokens / max(at[-1], 1)
+            seconds += stretch * (whole[-1][0] - whole[0][0])
+            counts += stretch * (len(whole) - 1)
+            continue
+        share = (tokens - at[cross - 1]) / (at[cross] - at[cross - 1])
+        seconds += whole[cross - 1][0] + share * (whole[cross][0] - whole[cross - 1][0]) - whole[0][0]
+        counts += cross - 1 + share
+        reached += 1
     return {
         "tokens": tokens,
-        "seconds": seconds,
-        "steps": count,
-        "tok_s": tokens / seconds,
-        "step_ms": 1e3 * seconds / count,
-        "accept": tokens / (count * concurrency),
+        "seconds": seconds / concurrency,
+        "steps": counts / concurrency,
+        "reached": reached / concurrency,
+        "span_seconds": whole[-1][0] - whole[0][0],
+        "span_steps": len(whole) - 1,
+    }
+
+
+def together(windows: list[dict[str, float]], concurrency: int) -> dict[str, float] | None:
+    """The figures of one or more windows; None when there are none."""
+    if not windows:
+        return None
+    sums = {name: sum(found[name] for found in windows) for name in windows[0]}
+    return sums | {
+        "reached": sums["reached"] / len(windows),
+        "tok_s": concurrency * sums["tokens"] / sums["seconds"],
+        "step_ms": 1e3 * sums["span_seconds"] / sums["span_steps"],
+        "accept": sums["tokens"] / sums["steps"],
     }
 
 
@@ -59,36 +97,54 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values), "n": len(values)}
 
 
+Rounds = dict[int, dict[str, Any]]
+
+
+def by_cell(measurements: list[dict[str, Any]]) -> dict[tuple[int, str], Rounds]:
+    """Measurements by concurrency and arm, and there by round."""
+    found: dict[tuple[int, str], Rounds] = {}
+    for entry in measurements:
+        found.setdefault((entry["concurrency"], entry["arm"]), {})[entry["round"]] = entry
+    return found
+
+
+def pooled(rounds: Rounds, numbers: Iterable[int]) -> dict[str, float]:
+    """The figures over the tokens of several rounds together."""
+    names = ("tokens", "seconds", "steps", "reached", "span_seconds", "span_steps")
+    several = [rounds[number] for number in numbers]
+    found = together([{name: entry[name] for name in names} for entry in several], several[0]["concurrency"])
+    assert found
+    return found
+
+
+def ratio(figure: str, mine: Rounds, other: Rounds) -> float | None:
+    """Of a figure, over the rounds that both arms ran."""
+    both = sorted(mine.keys() & other.keys())
+    return pooled(mine, both)[figure] / pooled(other, both)[figure] if both else None
+
+
 def cells(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for every concurrency and arm that was measured."""
-    by_cell: dict[tuple[int, str], dict[int, dict[str, Any]]] = {}
-    for found in measurements:
-        by_cell.setdefault((found["concurrency"], found["arm"]), {})[found["round"]] = found
-    rows = []
-    for (concurrency, arm), rounds in by_cell.items():
-        control = by_cell.get((concurrency, "DFLASH"), {})
+    rows, found = [], by_cell(measurements)
+    for (concurrency, arm), rounds in found.items():
+        control = found.get((concurrency, "DFLASH"), {})
         both = [number for number in rounds if number in control]
         row: dict[str, Any] = {"concurrency": concurrency, "arm": arm}
-        for figure in ("tok_s", "step_ms"):
-            row[figure] = spread([found[figure] for found in rounds.values()])
-        row["accept"] = pooled(rounds.values())
+        whole = pooled(rounds, rounds)
+        for figure in ("tok_s", "step_ms", "accept"):
+            row[figure] = spread([entry[figure] for entry in rounds.values()]) | {"pooled": whole[figure]}
         chosen: dict[str, int] = {}
-        for found in rounds.values():
-            for choice, count in found.get("chosen", {}).items():
+        for entry in rounds.values():
+            for choice, count in entry.get("chosen", {}).items():
                 chosen[choice] = chosen.get(choice, 0) + count
         if chosen:
             row["chosen"] = chosen
         if both:
             row["to_dflash"] = spread([rounds[number]["tok_s"] / control[number]["tok_s"] for number in both])
-            row["accept_ratio"] = pooled(rounds[n] for n in both) / pooled(control[n] for n in both)
+            row["to_dflash"]["pooled"] = ratio("tok_s", rounds, control)
+            row["accept_ratio"] = ratio("accept", rounds, control)
         rows.append(row)
     return rows
-
-
-def pooled(found: Any) -> float:
-    """Tokens per request and step over several measurements."""
-    several = list(found)
-    return sum(m["tokens"] for m in several) / sum(m["steps"] * m["concurrency"] for m in several)
 
 
 def verify_ms(stages: list[dict[str, Any]], concurrency: int) -> dict[int, float]:
@@ -144,35 +200,37 @@ def efficiencies(result: dict[str, Any], rows: list[dict[str, Any]]) -> list[dic
                 "replay_ms": alone.get(str(width), {}).get(str(row["concurrency"])),
                 "limit": limit,
                 "possible": possible,
-                "to_dflash": row["to_dflash"]["median"],
-                "efficiency": row["to_dflash"]["median"] / possible,
+                "to_dflash": row["to_dflash"]["pooled"],
+                "efficiency": row["to_dflash"]["pooled"] / possible,
             }
         )
     return found
 
 
-def autos(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def autos(rows: list[dict[str, Any]], measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`auto` beside the best arm and beside DFLASH at every concurrency."""
-    found = []
+    found, measured = [], by_cell(measurements)
     for row in rows:
         if row["arm"] != "DDTREE auto":
             continue
+        concurrency = row["concurrency"]
         # The best of what an operator could have set; an arm without calibration is a control.
-        others = [
-            other
-            for other in rows
-            if other["concurrency"] == row["concurrency"] and other is not row and "uncalibrated" not in other["arm"]
-        ]
-        if not others:
+        ratios = {
+            arm: ratio("tok_s", measured[concurrency, row["arm"]], rounds)
+            for (size, arm), rounds in measured.items()
+            if size == concurrency and arm != row["arm"] and "uncalibrated" not in arm
+        }
+        known = {arm: value for arm, value in ratios.items() if value is not None}
+        if not known:
             continue
-        best = max(others, key=lambda other: other["tok_s"]["median"])
+        best = min(known, key=lambda arm: known[arm])
         found.append(
             {
-                "concurrency": row["concurrency"],
-                "tok_s": row["tok_s"]["median"],
-                "best": best["arm"],
-                "to_best": row["tok_s"]["median"] / best["tok_s"]["median"],
-                "to_dflash": row.get("to_dflash", {}).get("median"),
+                "concurrency": concurrency,
+                "tok_s": row["tok_s"]["pooled"],
+                "best": best,
+                "to_best": known[best],
+                "to_dflash": known.get("DFLASH"),
                 "chosen": row.get("chosen", {}),
             }
         )
@@ -186,7 +244,7 @@ def figures(result: dict[str, Any]) -> dict[str, Any]:
         "cells": rows,
         "stages": stage_means(result["stages"]),
         "efficiency": efficiencies(result, rows),
-        "auto": autos(rows),
+        "auto": autos(rows, result["measurements"]),
     }
 
 
@@ -194,17 +252,17 @@ def report(result: dict[str, Any]) -> str:
     """The tables of a run as text: tokens per second, then what the issue asks of trees and of `auto`."""
     found = result["figures"]
     sizes = sorted({row["concurrency"] for row in found["cells"]})
-    by_cell = {(row["arm"], row["concurrency"]): row for row in found["cells"]}
-    lines = [["tok/s (x DFLASH)", *(f"c={size}" for size in sizes), "accept", "rounds"]]
+    rows_of = {(row["arm"], row["concurrency"]): row for row in found["cells"]}
+    lines = [["tok/s (x DFLASH)", *(f"c={size}" for size in sizes), f"accept c={sizes[0]}" if sizes else "", "rounds"]]
     for arm in dict.fromkeys(row["arm"] for row in found["cells"]):
         line = [arm]
         for size in sizes:
-            row = by_cell.get((arm, size))
-            ratio = row["to_dflash"]["median"] if row and "to_dflash" in row else 0
-            line.append(f"{row['tok_s']['median']:.0f} ({ratio:.2f})" if row else "-")
+            row = rows_of.get((arm, size))
+            times = row["to_dflash"]["pooled"] if row and "to_dflash" in row else 0
+            line.append(f"{row['tok_s']['pooled']:.0f} ({times:.2f})" if row else "-")
         first = next(row for row in found["cells"] if row["arm"] == arm)
-        counts = [by_cell[arm, size]["tok_s"]["n"] for size in sizes if (arm, size) in by_cell]
-        lines.append([*line, f"{first['accept']:.2f}", f"{min(counts)}-{max(counts)}"])
+        counts = [rows_of[arm, size]["tok_s"]["n"] for size in sizes if (arm, size) in rows_of]
+        lines.append([*line, f"{first['accept']['pooled']:.2f}", f"{min(counts)}-{max(counts)}"])
     text = [table(lines)]
     if found["auto"]:
         rows = [

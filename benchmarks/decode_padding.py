@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from decode_engines import Started
@@ -32,10 +33,12 @@ def compare_texts(started: Started, names: tuple[str, ...], prompts: list[list[i
     sizes = sorted({1, min(4, len(prompts)), len(prompts)})
     calls = [greedy(prompts[:size], tokens) for size in sizes]
     plain = started.engines["unpadded"]
-    plain.decode([call | {"tops": 2} for call in calls])
     padded = {f"padded {name}": started.engines[name] for name in names if name in started.engines}
-    for engine in padded.values():
-        engine.decode(calls)
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(plain.decode, [call | {"tops": 2} for call in calls])
+        others = [threads.submit(engine.decode, calls) for engine in padded.values()]
+    for done in (first, *others):
+        done.result()
     verdicts = Verdicts()
     judging.judge(verdicts, plain, padded)  # type: ignore[arg-type]
     equal = {}

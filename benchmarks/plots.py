@@ -85,9 +85,9 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
             continue
         colour = shades(0.9 * number / max(len(sizes) - 1, 1))
         x = [budget for budget, _ in rows]
-        y = [row["to_dflash"]["median"] for _, row in rows]
-        low = [row["to_dflash"]["median"] - row["to_dflash"]["min"] for _, row in rows]
-        high = [row["to_dflash"]["max"] - row["to_dflash"]["median"] for _, row in rows]
+        y = [row["to_dflash"]["pooled"] for _, row in rows]
+        low = [max(row["to_dflash"]["pooled"] - row["to_dflash"]["min"], 0) for _, row in rows]
+        high = [max(row["to_dflash"]["max"] - row["to_dflash"]["pooled"], 0) for _, row in rows]
         axes.errorbar(x, y, yerr=[low, high], color=colour, marker="o", ms=3, lw=1.2, capsize=2, label=f"{size}")
         if size == sizes[0]:
             accepted = [row["accept_ratio"] for _, row in rows]
@@ -99,7 +99,7 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
     axes.minorticks_off()
     axes.set_xlabel("budget (draft nodes a tree)")
     axes.set_ylabel("x DFLASH at the same concurrency")
-    axes.set_title("Decoding speed by budget; medians and range over rounds", loc="left", fontsize=10)
+    axes.set_title("Decoding speed by budget; all rounds, and their range", loc="left", fontsize=10)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(title="concurrency", fontsize=7, title_fontsize=7, ncols=2)
 
@@ -115,10 +115,10 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
         colour = COLOURS.get(name) or greys(0.3 + 0.6 * some.index(name) / max(len(some), 1))
         axes.errorbar(
             [size for size, _ in rows],
-            [found["median"] for _, found in rows],
+            [found["pooled"] for _, found in rows],
             yerr=[
-                [found["median"] - found["min"] for _, found in rows],
-                [found["max"] - found["median"] for _, found in rows],
+                [max(found["pooled"] - found["min"], 0) for _, found in rows],
+                [max(found["max"] - found["pooled"], 0) for _, found in rows],
             ],
             color=colour,
             marker="o",
@@ -133,7 +133,7 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
     axes.set_xticks(sizes, [str(size) for size in sizes])
     axes.set_xlabel("concurrency")
     axes.set_ylabel("output tokens per second, decoding")
-    axes.set_title("Decoding speed by concurrency; medians and range over rounds", loc="left", fontsize=10)
+    axes.set_title("Decoding speed by concurrency; all rounds, and their range", loc="left", fontsize=10)
     axes.legend(fontsize=6, ncols=2)
 
 

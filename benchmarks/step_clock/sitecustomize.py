@@ -2,9 +2,11 @@
 """When each step of an engine was done, seen from inside its scheduler; the same for every algorithm.
 
 Put this folder on PYTHONPATH and name a file in `DECODE_CLOCK`. Behind every `Scheduler.process_batch_result` there is
-one record: the batch's first request id, the time, `d` for a decode step and `p` for anything else, requests, output
-tokens of all of them so far, and how many of them are finished. Records wait in memory while requests run and are
-written when one has finished. A record takes some microseconds.
+one record: the batch's first request id, the time, `d` for a decode step and `p` for anything else, the output tokens
+of each request so far, and how many requests are finished. Records wait in memory while requests run. They are written
+when one has finished, or when all have got as many tokens behind their first decode step as their ids say between
+slashes. A record takes
+some microseconds.
 
 With `DECODE_DFLASH_STAGES` the forwards of a DFLASH engine are marked as stages of its steps (the overlay's `stages`,
 whose worker marks DDTREE's): draft, verify, and all between as the rest.
@@ -25,17 +27,26 @@ SCHEDULER, RUNNER = "sglang.srt.managers.scheduler", "sglang.srt.model_executor.
 
 def watch(module, target):
     """Wrap `Scheduler.process_batch_result`."""
-    plain, waiting = module.Scheduler.process_batch_result, []
+    plain, waiting, begun, told = module.Scheduler.process_batch_result, [], {}, set()
 
     def process_batch_result(self, batch, result, *args, **kwargs):
         reqs = list(batch.reqs or [])
         kind = "d" if batch.forward_mode.is_decode() else "p"
         given = plain(self, batch, result, *args, **kwargs)
         finished = sum(req.finished() for req in reqs)
+        enough = False
         if reqs:
-            tokens = sum(len(req.output_ids) for req in reqs)
-            waiting.append([reqs[0].rid, time.perf_counter(), kind, len(reqs), tokens, finished])
-        if finished or len(waiting) > 1000:
+            tokens = [len(req.output_ids) for req in reqs]
+            waiting.append([reqs[0].rid, time.perf_counter(), kind, tokens, finished])
+            name, *wanted = reqs[0].rid.split("/")
+            if kind == "d" and len(wanted) == 2 and name not in told:
+                if len(begun.get(name, ())) != len(tokens):
+                    begun.clear()
+                    begun[name] = tokens
+                enough = all(now - then >= int(wanted[0]) for now, then in zip(tokens, begun[name], strict=True))
+            if enough:
+                told.add(name)
+        if finished or enough or len(waiting) > 1000:
             with open(target, "a") as out:
                 out.write("".join(json.dumps(record) + "\n" for record in waiting) + json.dumps(peak()) + "\n")
             waiting.clear()

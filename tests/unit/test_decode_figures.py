@@ -15,48 +15,63 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import decode_figures
 
 
-#: Two requests: a prefill, four decode steps of 10 ms, then one request alone.
+#: Two requests, one of which gets two tokens a step and the other four; then one is cut, and the other is alone.
 STEPS: list[list[Any]] = [
-    [0.00, "p", 2, 2, 0],
-    [0.05, "d", 2, 6, 0],
-    [0.06, "d", 2, 12, 0],
-    [0.07, "d", 2, 16, 0],
-    [0.08, "d", 2, 18, 1],
-    [0.20, "d", 1, 12, 0],
+    [0.00, "p", [1, 1], 0],
+    [0.05, "d", [3, 5], 0],
+    [0.06, "d", [5, 9], 0],
+    [0.07, "d", [7, 13], 0],
+    [0.08, "d", [9, 17], 0],
+    [0.09, "d", [10, 18], 1],
+    [0.20, "d", [12], 0],
 ]
 
 
-def test_only_steps_between_whole_steps_count() -> None:
-    """Not the first one, behind a prefill; not one that cuts a request's tokens; not those with fewer requests."""
-    found = decode_figures.window(STEPS, 2)
+def test_requests_count_by_the_time_they_take_for_their_tokens() -> None:
+    """Six tokens take three steps and one and a half: c x N over the mean time, not the tokens of all steps."""
+    part = decode_figures.window(STEPS, 2, 6)
+    assert part is not None
+    found = decode_figures.together([part], 2)
     assert found is not None
-    assert (found["tokens"], found["steps"], found["accept"]) == (10, 2, 2.5)
-    assert found["tok_s"] == pytest.approx(500)
-    assert found["step_ms"] == pytest.approx(10)
-    assert decode_figures.window(STEPS, 3) is None
+    assert found["seconds"] == pytest.approx((0.03 + 0.015) / 2)
+    assert found["tok_s"] == pytest.approx(12 / 0.0225)
+    assert found["accept"] == pytest.approx(6 / 2.25)
+    assert (found["step_ms"], found["reached"]) == (pytest.approx(10), 1)
 
 
-def measured(number: int, arm: str, tokens: int, step: float, size: int = 1) -> dict[str, Any]:
-    """Ten steps of a round."""
-    seconds = 10 * step / 1e3
-    return {
-        "round": number,
-        "concurrency": size,
-        "arm": arm,
-        "tokens": tokens,
-        "steps": 10,
-        "seconds": seconds,
-        "tok_s": tokens / seconds,
-        "step_ms": step,
-    }
+def test_a_request_that_is_cut_counts_with_its_speed_so_far() -> None:
+    """Twelve tokens: one request gets there in three steps, the other would in six."""
+    part = decode_figures.window(STEPS, 2, 12)
+    assert part is not None
+    assert (part["steps"], part["reached"]) == (pytest.approx(4.5), 0.5)
+    assert part["seconds"] == pytest.approx(0.045)
+
+
+def test_steps_without_all_requests_do_not_count() -> None:
+    """No step held three; and of two windows the times add up."""
+    assert decode_figures.window(STEPS, 3, 6) is None
+    part = decode_figures.window(STEPS, 2, 6)
+    assert part is not None
+    twice = decode_figures.together([part, part], 2)
+    assert twice is not None
+    assert twice["tok_s"] == pytest.approx(12 / 0.0225)
+    assert twice["tokens"] == 12
+
+
+def measured(number: int, arm: str, accepted: float, step: float) -> dict[str, Any]:
+    """One request that gets its 60 tokens with so many a step, and steps of so many milliseconds."""
+    steps = 60 / accepted
+    spans = {"span_seconds": steps * step / 1e3, "span_steps": steps}
+    found = {"tokens": 60, "seconds": steps * step / 1e3, "steps": steps, "reached": 1.0, **spans}
+    return {"round": number, "concurrency": 1, "arm": arm, **(decode_figures.together([found], 1) or {})}
 
 
 @pytest.fixture
 def result() -> dict[str, Any]:
-    """Two rounds of three arms: prompts of the second round accept twice as much with both speculative ones."""
+    """Two rounds of four arms: prompts of the second round accept twice as much with all speculative ones."""
     found = []
-    for number, accepted in enumerate((30, 60)):
-        found += [measured(number, "plain", 10, 5.0), measured(number, "DFLASH", accepted, 10.0)]
+    for number, accepted in enumerate((3, 6)):
+        found += [measured(number, "plain", 1, 5.0), measured(number, "DFLASH", accepted, 10.0)]
         found += [measured(number, "DDTREE 64", 2 * accepted, 12.0), measured(number, "DDTREE auto", accepted, 8.0)]
     verify = [{"width": width, "ms": {"draft": 2.0, "verify": ms}} for width, ms in ((16, 6.0), (65, 7.0))]
     return {
@@ -69,12 +84,22 @@ def result() -> dict[str, Any]:
     }
 
 
-def test_an_arm_is_compared_with_the_control_of_its_own_round(result: dict[str, Any]) -> None:
+def test_an_arm_is_compared_with_the_control_of_its_own_rounds(result: dict[str, Any]) -> None:
     """Rounds decode different prompts, and their speeds differ more than the arms do."""
-    row = next(row for row in decode_figures.cells(result["measurements"]) if row["arm"] == "DDTREE 64")
-    assert row["to_dflash"] == pytest.approx({"median": 2 / 1.2, "min": 2 / 1.2, "max": 2 / 1.2, "n": 2})
-    assert row["accept_ratio"] == pytest.approx(2)
-    assert row["accept"] == pytest.approx(9)
+    cut = [m for m in result["measurements"] if (m["round"], m["arm"]) != (1, "DDTREE 64")]
+    for measurements, rounds in ((result["measurements"], 2), (cut, 1)):
+        row = next(row for row in decode_figures.cells(measurements) if row["arm"] == "DDTREE 64")
+        same = dict.fromkeys(("median", "min", "max", "pooled"), 2 / 1.2)
+        assert row["to_dflash"] == pytest.approx(same | {"n": rounds})
+        assert row["accept_ratio"] == pytest.approx(2)
+
+
+def test_rounds_are_pooled_by_their_tokens(result: dict[str, Any]) -> None:
+    """3 and 6 accepted a step: 120 tokens in 30 steps."""
+    row = next(row for row in decode_figures.cells(result["measurements"]) if row["arm"] == "DFLASH")
+    assert row["accept"]["pooled"] == pytest.approx(4)
+    assert row["tok_s"]["pooled"] == pytest.approx(400)
+    assert row["tok_s"]["median"] == pytest.approx(450)
 
 
 def test_the_limit_is_what_the_width_of_the_verify_costs(result: dict[str, Any]) -> None:
@@ -89,7 +114,7 @@ def test_auto_is_compared_with_the_best_of_all_others(result: dict[str, Any]) ->
     """The best other arm is a tree; plain decoding and DFLASH are beaten."""
     (row,) = decode_figures.figures(result)["auto"]
     assert row["best"] == "DDTREE 64"
-    assert row["to_best"] == pytest.approx((45 / 8) / (90 / 12))
+    assert row["to_best"] == pytest.approx(12 / 8 / 2)
     assert row["to_dflash"] == pytest.approx(10 / 8)
 
 
