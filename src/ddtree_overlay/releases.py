@@ -25,6 +25,7 @@ from ddtree_overlay.edits.graph_sizes import (
     CUDA_GRAPH_RUNNER,
 )
 from ddtree_overlay.edits.hybrid_linear_attn_backend import HYBRID_LINEAR_ATTN_BACKEND
+from ddtree_overlay.edits.internal_state import INTERNAL_STATE, INTERNAL_STATE_APART
 from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED, KV_CACHE_MIXIN_STATES
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND, MODEL_RUNNER_SHARED
@@ -206,20 +207,20 @@ _LAID_20 = (*_LAID_19, "0.5.20")
 _LAID_22 = (*_LAID_20, "0.5.22")
 
 RELEASES = (
-    Release("0.5.11", _FIRST, sites="0.5.11", variants=_LAID_11),
-    Release("0.5.12", _FIRST, sites="0.5.12", variants=_LAID_12),
-    Release("0.5.12.post1", _FIRST, sites="0.5.12", variants=_LAID_12),
-    Release("0.5.13", _FIRST_13, sites="0.5.13", variants=_LAID_13),
+    Release("0.5.11", (*_FIRST, INTERNAL_STATE), sites="0.5.11", variants=_LAID_11),
+    Release("0.5.12", (*_FIRST, INTERNAL_STATE), sites="0.5.12", variants=_LAID_12),
+    Release("0.5.12.post1", (*_FIRST, INTERNAL_STATE), sites="0.5.12", variants=_LAID_12),
+    Release("0.5.13", (*_FIRST_13, INTERNAL_STATE), sites="0.5.13", variants=_LAID_13),
     Release("0.5.14", (*_SECOND_14, *_RUNTIME_14, SCHEDULER), sites="0.5.14", variants=_LAID_14),
-    Release("0.5.15", (*_SECOND_15, *_RUNTIME_15), sites="0.5.15", variants=_LAID_15),
-    Release("0.5.16", (*_SECOND_16, *_RUNTIME_16), sites="0.5.16", variants=_LAID_16),
-    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17), sites="0.5.17", variants=_LAID_17),
-    Release("0.5.18", (*_SECOND_18, *_RUNTIME_18), sites="0.5.18", variants=_LAID_18),
-    Release("0.5.19", (*_SECOND_19, *_RUNTIME_18), sites="0.5.19", variants=_LAID_19),
-    Release("0.5.20", (*_SECOND_20, *_RUNTIME_18), sites="0.5.20", variants=_LAID_20),
-    Release("0.5.21", (*_SECOND_20, *_RUNTIME_18), sites="0.5.21", variants=_LAID_20),
-    Release("0.5.22", (*_SECOND_20, *_RUNTIME_18), sites="0.5.22", variants=_LAID_22),
-    Release("0.5.23", (*_SECOND_20, *_RUNTIME_18), sites="0.5.23", variants=_LAID_22),
+    Release("0.5.15", (*_SECOND_15, *_RUNTIME_15, INTERNAL_STATE), sites="0.5.15", variants=_LAID_15),
+    Release("0.5.16", (*_SECOND_16, *_RUNTIME_16, INTERNAL_STATE), sites="0.5.16", variants=_LAID_16),
+    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17, INTERNAL_STATE), sites="0.5.17", variants=_LAID_17),
+    Release("0.5.18", (*_SECOND_18, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.18", variants=_LAID_18),
+    Release("0.5.19", (*_SECOND_19, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.19", variants=_LAID_19),
+    Release("0.5.20", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.20", variants=_LAID_20),
+    Release("0.5.21", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.21", variants=_LAID_20),
+    Release("0.5.22", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE_APART), sites="0.5.22", variants=_LAID_22),
+    Release("0.5.23", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE_APART), sites="0.5.23", variants=_LAID_22),
 )
 
 #: Releases whose edits fit, but whose runtime or sites are not complete: nothing is built for them.

@@ -33,7 +33,7 @@ def auto(group: Any = ALONE, tell: Any = None) -> Auto:
 
 def step(engine: Auto, batch_size: int, *, accepts: int, seconds: float = 0.0) -> Choice:
     """One step whose target takes the first `accepts` first choices of the drafter."""
-    choice = engine.chooser.choose(batch_size)
+    choice = engine.begin(batch_size)
     probabilities = torch.tensor([0.8, 0.1, 0.05]).log().expand(batch_size, BLOCK - 1, 3)
     ids = torch.tensor([7, 8, 9]).expand(batch_size, BLOCK - 1, 3)
     if choice.shape == "chain":
@@ -44,7 +44,7 @@ def step(engine: Auto, batch_size: int, *, accepts: int, seconds: float = 0.0) -
     )  # fmt: skip
     targets = torch.where(tree.depths < accepts, 7, 3)
     acceptance = accept(tree, targets, prefix_lens=torch.zeros(batch_size, dtype=torch.int64), block_size=BLOCK)
-    assert engine.begin(batch_size) == choice
+    engine.begin(batch_size)  # once more: a step is timed from here on, without the tree's cost on this machine
     engine.count(tree, acceptance, (probabilities, ids))
     time.sleep(seconds)
     engine.end()

@@ -175,5 +175,5 @@ def test_ranks_that_adopt_a_plan_choose_the_same() -> None:
 
 def test_nothing_to_choose_from_is_refused() -> None:
     """It names what was given."""
-    with pytest.raises(ValueError, match="buckets"):
+    with pytest.raises(RuntimeError, match="buckets"):
         Chooser(CHOICES, [], chain_width=BLOCK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ddtree_overlay.edits.anchors import After
 from ddtree_overlay.edits.base import Edit, Example, insert_statements
+from ddtree_overlay.edits.internal_state import SCHEDULER_STATE
 
 
 EXAMPLE = Example(
@@ -15,6 +16,9 @@ class Scheduler:
             is_cuda() or envs.SGLANG_ENABLE_WAR_BARRIER.get()
         ) and not self.spec_algorithm.is_dflash()
         dispatch_event_loop(self)
+
+    def get_internal_state(self, recv_req):
+        ret["last_gen_throughput"] = self.metrics_reporter.last_gen_throughput
 """,
     after="""\
 class Scheduler:
@@ -27,12 +31,20 @@ class Scheduler:
                 is_cuda() or envs.SGLANG_ENABLE_WAR_BARRIER.get()
             )
         dispatch_event_loop(self)
+
+    def get_internal_state(self, recv_req):
+        ret["last_gen_throughput"] = self.metrics_reporter.last_gen_throughput
+        if self.spec_algorithm.is_ddtree():
+            from sglang.srt.speculative.ddtree.report import server_state
+
+            ret.update(server_state())
 """,
 )
 
 SCHEDULER = Edit(
     path="srt/managers/scheduler.py",
-    summary="Keep the barrier between the scheduler's writes and a step's reads, which this release lifts for DFLASH.",
+    summary="Keep the barrier between the scheduler's writes and a step's reads, which this release lifts for DFLASH; "
+    "report the lanes.",
     insertions=(
         insert_statements(
             "Scheduler.run_event_loop",
@@ -45,6 +57,7 @@ if self.spec_algorithm.is_ddtree():
 """,
             reason="A tree reads its slots and counts penalties behind the draft; DFLASH reads at a step's start.",
         ),
+        SCHEDULER_STATE,
     ),
     examples=(EXAMPLE,),
 )

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.speculative.ddtree.choice import Choice, Chooser, Step
+from sglang.srt.speculative.ddtree.choice import Chooser, Step
+from sglang.srt.speculative.ddtree.round_times import Choice
 
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ class Auto:
         self._steps = 0
         self._running: tuple[int, Choice] | None = None
         self._widths = chooser.rates.widths
-        #: Steps of each choice so far.
-        self.ran: Counter[Choice] = Counter()
 
     def begin(self, batch_size: int) -> Choice:
         """A step of so many requests begins, before its draft: what it is to verify."""
@@ -62,7 +60,7 @@ class Auto:
 
         The next wider lane is always asked about, and all of them now and then.
         """
-        if choice.shape != "tree":
+        if choice.shape != "tree" or self._running is None:
             return choice.width
         if self._steps % _WIDEST == 0:
             return max(self._widths[-1], choice.width)
@@ -79,7 +77,6 @@ class Auto:
             return
         batch_size, choice = self._running
         self._running = None
-        self.ran[choice] += 1
         if self._observer is not None:
             self._observer.end(batch_size, choice)
         self._steps += 1

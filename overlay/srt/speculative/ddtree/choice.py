@@ -59,7 +59,7 @@ class Chooser:
         fits: Whether a choice is served from a graph at a batch size. Where none is, all are taken.
 
     Raises:
-        ValueError: There is nothing to choose from.
+        RuntimeError: There is nothing to choose from.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Chooser:
         fits: Callable[[int, int], bool] | None = None,
     ) -> None:
         if not choices or not buckets:
-            raise ValueError(f"DDTREE chooses among choices by bucket, got choices {choices} and buckets {buckets}")
+            raise RuntimeError(f"DDTREE chooses among choices by bucket, got choices {choices} and buckets {buckets}")
         self.choices = tuple(choices)
         self.rates = AcceptRates(sorted({c.width for c in choices if c.shape == "tree"}), chain_width)
         self.times = RoundTimes(buckets, prior)
@@ -130,6 +130,10 @@ class Chooser:
         self._active.clear()
         settled = self._periods - self._changed > _SETTLED and not any(looking)
         self.period = LONG_PERIOD if settled else PERIOD
+
+    def best(self, bucket: int) -> Choice:
+        """What a bucket is verified with while nothing else is looked at."""
+        return self._best[bucket]
 
     def table(self, bucket: int) -> list[tuple[Choice, float, float]]:
         """What a bucket's choices promise: choice, tokens a request and round, milliseconds a round."""

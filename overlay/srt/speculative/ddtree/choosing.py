@@ -6,15 +6,22 @@ A budget of a request's own is for measuring: it holds while every request that 
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.ddtree.budgets import budgets, is_auto
+from sglang.srt.speculative.ddtree.report import publish
+from sglang.srt.speculative.ddtree.round_times import Choice
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    import torch
+    from sglang.srt.speculative.ddtree.accept import Acceptance
+    from sglang.srt.speculative.ddtree.auto import Auto
     from sglang.srt.speculative.ddtree.lanes import Lanes
+    from sglang.srt.speculative.ddtree.tree import Tree
 
 #: The name of the parameter, and its value for DFLASH's own draft in the place of a tree.
 PARAMETER = "ddtree_budget"
@@ -22,12 +29,9 @@ CHAIN = "chain"
 #: The other shape that a step can have.
 TREE = "tree"
 
-#: Nodes of a batch up to which `auto` takes the wider lane as long as nothing is measured.
-_UNMEASURED_NODES = 256
-
 
 class Choosing:
-    """Chooses a step's lane: what all requests ask for, else the configured budget.
+    """Chooses a step's lane: what all requests ask for, else the configured budget, else what `auto` has learned.
 
     Args:
         lanes: The engine's.
@@ -37,19 +41,71 @@ class Choosing:
     def __init__(self, lanes: Lanes, arguments: Any) -> None:
         self._lanes = lanes
         self._block_size = int(arguments.speculative_dflash_block_size)
-        self._configured = None if is_auto(arguments) else int(arguments.speculative_ddtree_budget) + 1
+        self._configured = None if is_auto(arguments) else Choice(int(arguments.speculative_ddtree_budget) + 1, TREE)
+        self._auto: Auto | None = None
+        self._choice: Choice | None = None
+        #: Steps of each choice so far, whoever made it.
+        self.ran: Counter[Choice] = Counter()
+        publish("ddtree_steps", lambda: {str(choice): count for choice, count in self.ran.items()})
 
-    def choose(self, requests: list[Any]) -> tuple[int, str]:
-        """Width and shape of the next step of these requests."""
+    def ready(self, *, model_runner: Any, draft_runner: Any, group: Any) -> None:
+        """The lanes are captured: set `auto` up, if it is on (`auto_setup.auto_of`)."""
+        if self._configured is None:
+            # Here, since the HTTP server imports this module for its check of requests.
+            from sglang.srt.speculative.ddtree.auto_setup import auto_of
+
+            self._auto = auto_of(
+                self._lanes,
+                block_size=self._block_size,
+                model_runner=model_runner,
+                draft_runner=draft_runner,
+                group=group,
+            )
+
+    def begin(self, batch: Any) -> None:
+        """The worker is about to run a batch; if it decodes, the choice of the step is made here."""
+        self._choice = None
+        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+            if self._auto is not None:
+                self._auto.interrupt()
+            return
+        wished = self._wished(batch.reqs)
+        if self._auto is not None:
+            if wished is None:
+                wished = self._auto.begin(len(batch.reqs))
+            else:
+                self._auto.interrupt()  # for measuring: `auto` is not to learn from what others chose
+        self._choice = wished or self._configured
+        assert self._choice is not None
+        self.ran[self._choice] += 1
+
+    def choose(self) -> Choice:
+        """Width and shape of what the step that runs is verified with."""
+        assert self._choice is not None
+        return self._choice
+
+    def grown_width(self) -> int:
+        """How wide the trees of the step that runs are to be grown, at least as wide as they are verified."""
+        choice = self.choose()
+        return choice.width if self._auto is None else self._auto.grown_width(choice)
+
+    def count(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """The step's acceptance is known; arguments as in `tally.tally_step`."""
+        if self._auto is not None:
+            self._auto.count(tree, acceptance, choices)
+
+    def end(self) -> None:
+        """The worker has launched the batch to its end."""
+        if self._auto is not None:
+            self._auto.end()
+
+    def _wished(self, requests: list[Any]) -> Choice | None:
         asked = override_of(requests)
         if asked == CHAIN and self._block_size in self._lanes.widths:
-            return self._block_size, CHAIN
+            return Choice(self._block_size, CHAIN)
         if isinstance(asked, int) and asked + 1 in self._lanes.widths:
-            return asked + 1, TREE
-        if self._configured is not None:
-            return self._configured, TREE
-        narrow = [width for width in self._lanes.widths if width * len(requests) <= _UNMEASURED_NODES]
-        return max(narrow, default=self._lanes.widths[0]), TREE
+            return Choice(asked + 1, TREE)
+        return None
 
 
 def tree_shape(width: int, shape: str, cap: int | None, *, chain_seed: bool) -> tuple[int, int, bool]:

@@ -32,7 +32,8 @@ def _count(
     grown,
     scores_stride,
     width,
-    node_stride,
+    rank_stride,
+    parent_stride,
     steps,
     path_stride,
     positions,
@@ -60,12 +61,12 @@ def _count(
         within = (grown_nodes >= 1) & (grown_nodes < ring_width)
         tl.store(row + WIDTHS + ring, tl.sum(tl.where(within, probability, 0.0)))
 
-    rank = tl.load(ranks + request * node_stride + node, mask=node >= 0, other=0)
+    rank = tl.load(ranks + request * rank_stride + node, mask=node >= 0, other=0)
     left = tl.min(tl.where((node >= 0) & (rank != 0), step, STEPS))
     seen = tl.minimum(left - 1, accepted)
     nodes = tl.arange(0, NODES)
-    parent = tl.load(parents + request * node_stride + nodes, mask=nodes < width, other=-2)
-    own_rank = tl.load(ranks + request * node_stride + nodes, mask=nodes < width, other=1)
+    parent = tl.load(parents + request * parent_stride + nodes, mask=nodes < width, other=-2)
+    own_rank = tl.load(ranks + request * rank_stride + nodes, mask=nodes < width, other=1)
     held = tl.max(((parent == last) & (own_rank == 0)).to(tl.int32))
     inside = accepted < positions
     first = request * request_stride
@@ -88,8 +89,8 @@ def tally_by_kernel(
     """One launch; arguments as in `tally.tally_step`."""
     scores, path, (log_probs, token_ids) = tree.grown_scores, acceptance.path, choices
     grown, width, steps, positions = scores.shape[1], tree.ranks.shape[1], path.shape[1], log_probs.shape[1]
-    if tree.ranks.stride() != tree.parents.stride() or log_probs.stride() != token_ids.stride():
-        raise ValueError("DDTREE: ranks and parents, and log-probabilities and tokens, are laid out alike")
+    if log_probs.stride() != token_ids.stride():
+        raise RuntimeError(f"DDTREE: choices laid out as {log_probs.stride()} and {token_ids.stride()}, not alike")
     _count[(min(len(out), len(scores)),)](
         out,
         widths,
@@ -107,6 +108,7 @@ def tally_by_kernel(
         scores.stride(0),
         width,
         tree.ranks.stride(0),
+        tree.parents.stride(0),
         steps,
         path.stride(0),
         positions,

@@ -50,6 +50,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     #: Launches what only the device's acceptance decides, before the host waits for it: (batch, acceptance, hidden
     #: states of all nodes). What it does with the hidden states nobody else has to do; None gives them back instead.
     on_accepted: Callable[[Any, Acceptance, torch.Tensor], None] | None = None
+    #: Counts what was accepted, as soon as the device's acceptance is launched.
+    count: Callable[[Acceptance], None] | None = None
     #: Whether this process writes the trace: one of the tensor-parallel ranks.
     traced: bool = False
     #: For the trace: whether a top-k cap can be shown to have changed nothing, bool [bs].
@@ -136,6 +138,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             block_size=self.block_size,
             root_only=root_only,
         )
+        if self.count is not None:
+            self.count(acceptance)
         return acceptance, root_only
 
     def _keep_where_they_are(self, batch: ScheduleBatch, nodes: list[int]) -> torch.Tensor:

@@ -86,6 +86,7 @@ class DDTreeWorker(DFlashWorker):
         self._lanes = Lanes(self.model_runner, self.draft_model_runner)
         self._lanes.capture()
         self._choosing = Choosing(self._lanes, server_args)
+        self._choosing.ready(model_runner=self.model_runner, draft_runner=self.draft_model_runner, group=get_tp_group())
         self._draft_kv_written = False
         # DFLASH's notes on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
@@ -105,12 +106,14 @@ class DDTreeWorker(DFlashWorker):
 
     def forward_batch_generation(self, batch: ScheduleBatch, **kwargs: Any) -> Any:
         """A step as the DFLASH worker runs it; whatever is not a tree verify runs on the widest lane, SGLang's own."""
+        self._choosing.begin(batch)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             stages.interrupt()
             return super().forward_batch_generation(batch, **kwargs)
         stages.mark(stages.DRAFT, batch=len(batch.reqs))
         result = super().forward_batch_generation(batch, **kwargs)
         self._lanes.rest()
+        self._choosing.end()
         stages.mark(stages.REST)
         return result
 
@@ -130,9 +133,11 @@ class DDTreeWorker(DFlashWorker):
             lm_head: The target's head, which the worker holds already.
         """
         block_size = int(self.block_size)
-        width, shape = self._choosing.choose(batch.reqs)
+        width, shape = self._choosing.choose()
         self._lanes.use(width)
-        budget, topk, chain_seed = tree_shape(width, shape, self.topk_cap, chain_seed=self.chain_seed)
+        budget, topk, chain_seed = tree_shape(
+            self._choosing.grown_width(), shape, self.topk_cap, chain_seed=self.chain_seed
+        )
         stages.mark(stages.HEAD)
         rows = draft_rows(draft_hidden, block_size)
         choices = self._draft_head.top_log_probs(rows, topk, self._calibration.exponents)
@@ -143,6 +148,7 @@ class DDTreeWorker(DFlashWorker):
             log_probs,
             token_ids,
             budget,
+            width=width,
             prefix_lens=batch.seq_lens,
             chain_seed=chain_seed,
             # Recurrent layers read the links from every verify input; never a chain now and a tree then, since a CUDA
@@ -161,6 +167,7 @@ class DDTreeWorker(DFlashWorker):
             observe=partial(self._calibration.observe, choices),
             # A windowed draft keeps a table of its own, which SGLang writes with the draft KV.
             on_accepted=None if self.use_compact_draft_cache else self._write_draft_kv,
+            count=lambda acceptance: self._choosing.count(tree, acceptance, (log_probs, token_ids)),
             retrieve_next_token=tree.first_child,
             retrieve_next_sibling=tree.next_sibling,
             traced=self.tp_rank == 0,

@@ -132,14 +132,18 @@ class DDTreeWorker(DFlashWorkerV2):
             super().init_cuda_graphs()
         self._lanes.capture()
         self._draft_kv_graphs = capture_draft_kv(self, self._lanes.batch_sizes)
+        self._choosing.ready(model_runner=self.model_runner, draft_runner=self.draft_model_runner, group=get_tp_group())
 
     def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
         """A step as the DFLASH worker runs it."""
+        self._choosing.begin(batch)
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             stages.interrupt()
         else:
             stages.mark(stages.DRAFT, batch=len(batch.reqs))
-        return super().forward_batch_generation(batch, *args, **kwargs)
+        result = super().forward_batch_generation(batch, *args, **kwargs)
+        self._choosing.end()
+        return result
 
     def clear_cache_pool(self) -> None:
         """The cache is flushed, as after every weight update: the exponents start anew."""
@@ -188,9 +192,11 @@ class DDTreeWorker(DFlashWorkerV2):
             Tokens with a stride of the block size, commit lengths, lengths and draft state of the next step.
         """
         prefix_lens, sampling_info, block_size = batch.seq_lens, batch.sampling_info, int(self.block_size)
-        width, shape = self._choosing.choose(batch.reqs)
+        width, shape = self._choosing.choose()
         self._lanes.use(width)
-        budget, topk, chain_seed = tree_shape(width, shape, self.topk_cap, chain_seed=self.chain_seed)
+        budget, topk, chain_seed = tree_shape(
+            self._choosing.grown_width(), shape, self.topk_cap, chain_seed=self.chain_seed
+        )
         stages.mark(stages.HEAD)
         choices = self._choices(draft_hidden, topk)
         stages.mark(stages.TREE)
@@ -198,6 +204,7 @@ class DDTreeWorker(DFlashWorkerV2):
             block_ids[:, 0],
             *by_position(choices, block_size),
             budget,
+            width=width,
             prefix_lens=prefix_lens,
             chain_seed=chain_seed,
             # Recurrent layers read the links from every verify input; never a chain now and a tree then, since a CUDA
@@ -235,6 +242,7 @@ class DDTreeWorker(DFlashWorkerV2):
             root_only=root_only,
         )
         self._calibration.observe(choices, acceptance, root_only)
+        self._choosing.count(tree, acceptance, by_position(choices, block_size))
         stages.mark(stages.COMMIT)
         move_to_front(self._pool, slots, acceptance.path, acceptance.commit_lens)
         if self._is_recurrent:
