@@ -179,7 +179,18 @@ def watch_steps_of(module):
 
 if os.environ.get("DDTREE_GUARD") or os.environ.get("DDTREE_COUNT"):
     SPECULATIVE = "sglang.srt.speculative"
-    PARTS = ("worker", "captured_head", "draft_head", "tree", "tree_mask", "slots", "accept", "kv_move", "draft_slots")
+    PARTS = (
+        "launching",
+        "worker",
+        "captured_head",
+        "draft_head",
+        "tree",
+        "tree_mask",
+        "slots",
+        "accept",
+        "kv_move",
+        "draft_slots",
+    )
     HOOKS |= dict.fromkeys((f"{SPECULATIVE}.ddtree.{name}" for name in PARTS), watch_steps_of)
     HOOKS |= dict.fromkeys((f"{SPECULATIVE}.{name}" for name in ("dflash_worker", "dflash_worker_v2")), watch_steps_of)
     HOOKS |= dict.fromkeys(("sglang.srt.model_executor.model_runner", "triton.runtime.jit"), watch_steps_of)

@@ -162,6 +162,11 @@ def count_kernels(module):
     module.JITFunction.run = as_a_whole(module.JITFunction.run, "a Triton kernel", 1)
 
 
+def count_launches(module):
+    """The overlay's own way of launching Triton kernels."""
+    module.launch = as_a_whole(module.launch, "a kernel of the overlay", 1)
+
+
 def count_ours(module):
     """The overlay's functions that are launches, on a CPU."""
     own = module.__name__.rpartition(".")[2]
@@ -188,5 +193,7 @@ def hook(module, guarded, counted):
         count_forward(module)
     elif own == "jit":
         count_kernels(module)
+    elif own == "launching":
+        count_launches(module)
     elif own != "worker":
         count_ours(module)

@@ -21,7 +21,7 @@ from triton.runtime.jit import JITFunction
 
 TYPES = {
     torch.int64: "i64", torch.int32: "i32", torch.uint8: "u8", torch.bool: "i1", torch.float32: "fp32",
-    torch.bfloat16: "bf16", torch.float16: "fp16",
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.uint64: "u64",
 }  # fmt: skip
 OPTIONS = ("num_warps", "num_stages")
 
@@ -57,6 +57,9 @@ def main() -> None:
         from sglang.srt.speculative.ddtree.accept_kernel import accept_by_walk
         from sglang.srt.speculative.ddtree.draft_head import Columns
         from sglang.srt.speculative.ddtree.mask_kernel import write_masks
+        from sglang.srt.speculative.ddtree.move_kernel import move_rows
+        from sglang.srt.speculative.ddtree.slots_kernel import read_draft_slots, read_slots
+        from sglang.srt.speculative.ddtree.staging_kernel import stage
         from sglang.srt.speculative.ddtree.tree_kernel import grow_trees
 
         log_probs, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, 5, dtype=torch.int64)
@@ -68,6 +71,14 @@ def main() -> None:
             write_masks(torch.zeros(200, dtype=torch.uint8), tree, lens, whole=links, padding=int(links))
             only = torch.tensor([True, False]) if links else None
             accept_by_walk(tree, tree.tokens, prefix_lens=lens, block_size=4, root_only=only)
+        slots = read_slots(torch.zeros(4, 40, dtype=torch.int32), roots, lens, 7)
+        counts = torch.tensor([1, 2], dtype=torch.int32)
+        for moved in (False, True):
+            read_draft_slots(slots, tree.tokens, counts, 4, moved)
+        buffers, strides = torch.zeros(2, dtype=torch.uint64), torch.full((2,), 64)
+        move_rows(buffers, strides, slots, tree.tokens, counts, 64)
+        for dtype in (torch.bfloat16, torch.float16):
+            stage(torch.zeros(14, 40, dtype=dtype), slots, counts, torch.zeros(16, 40, dtype=dtype), counts)
         columns = Columns(org=90, first_org_id=0, added_start=96, added=3, first_added_id=90)
         cases = ((torch.bfloat16, 1, None, None), (torch.float32, 2, torch.ones(3), 30.0))
         for dtype, ranks, exponents, cap in cases:

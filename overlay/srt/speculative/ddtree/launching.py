@@ -23,6 +23,7 @@ def launch(
     constants: dict[str, Any],
     *,
     num_warps: int,
+    num_stages: int | None = None,
     key: Any = (),
 ) -> None:
     """Launch a Triton kernel on the current stream.
@@ -33,6 +34,7 @@ def launch(
         args: The other arguments, in order.
         constants: The constexpr arguments, in order.
         num_warps: Warps of a program.
+        num_stages: Of software pipelining; None for Triton's own choice.
         key: What else the kernel is compiled by: types of tensors that vary, arguments that may be None, numbers that
             it does specialise on. Two launches of one key and the same constants must need the same code.
     """
@@ -42,6 +44,7 @@ def launch(
     if compiled is not None:
         compiled[grid](*args, *constants.values())
         return
-    compiled = kernel[grid](*args, **constants, num_warps=num_warps)
+    stages = {} if num_stages is None else {"num_stages": num_stages}
+    compiled = kernel[grid](*args, **constants, num_warps=num_warps, **stages)
     if device >= 0:
         _compiled[full_key] = compiled

@@ -6,13 +6,14 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from sglang.srt.speculative.ddtree.launching import launch
 
 
 #: What a thread copies at once; a row has to be a multiple of it.
 WORD_BYTES = 8
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("width", "steps"), do_not_specialize_on_alignment=("slots", "path", "counts"))
 def _move_kernel(
     buffers,  # uint64 [buffers]: addresses
     strides,  # int64 [buffers]: bytes of a row
@@ -60,16 +61,12 @@ def move_rows(
     words = row_bytes // WORD_BYTES
     tile = min(512, triton.next_power_of_2(words))
     grid = (buffers.numel(), triton.cdiv(words, tile), slots.shape[0])
-    _move_kernel[grid](
-        buffers,
-        strides,
-        slots.contiguous(),
-        path.contiguous(),
-        counts,
-        slots.shape[1],
-        path.shape[1],
-        WORD_BYTES=WORD_BYTES,
-        TILE=tile,
+    launch(
+        _move_kernel,
+        grid,
+        (buffers, strides, slots.contiguous(), path.contiguous(), counts, slots.shape[1], path.shape[1]),
+        {"WORD_BYTES": WORD_BYTES, "TILE": tile},
         num_warps=max(1, min(4, tile // 32)),
         num_stages=1,  # no load may be hoisted above the store of the row before
+        key=counts.dtype,
     )

@@ -6,9 +6,15 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from sglang.srt.speculative.ddtree.launching import launch
 
 
-@triton.jit
+#: One compiled kernel serves every batch and width: a step must not wait for a compiler.
+_SIZES, _TENSORS = ("row_stride", "width"), ("req_to_token", "pool_indices", "prefix_lens", "slots")
+_DRAFT_SIZES, _DRAFT_TENSORS = ("width", "steps", "block"), ("slots", "path", "commit_lens", "out")
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TENSORS)
 def _slots_kernel(
     req_to_token,  # integers [requests, positions]
     row_stride,
@@ -31,20 +37,14 @@ def read_slots(
 ) -> torch.Tensor:
     """The slots of each request; arguments and result as in `slots.verify_slots`."""
     slots = torch.empty((pool_indices.shape[0], width), dtype=torch.int64, device=req_to_token.device)
-    _slots_kernel[(pool_indices.shape[0],)](
-        req_to_token,
-        req_to_token.stride(0),
-        pool_indices,
-        prefix_lens,
-        slots,
-        width,
-        NODES=triton.next_power_of_2(width),
-        num_warps=1,
-    )
+    args = (req_to_token, req_to_token.stride(0), pool_indices, prefix_lens, slots, width)
+    constants = {"NODES": triton.next_power_of_2(width)}
+    key = (req_to_token.dtype, pool_indices.dtype, prefix_lens.dtype)
+    launch(_slots_kernel, (slots.shape[0], 1, 1), args, constants, num_warps=1, key=key)
     return slots
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_DRAFT_SIZES, do_not_specialize_on_alignment=_DRAFT_TENSORS)
 def _draft_slots_kernel(
     slots,  # int64 [bs, width]
     path,  # int64 [bs, steps]
@@ -73,16 +73,7 @@ def read_draft_slots(
     """The slots of committed tokens; arguments and result as in `draft_slots.draft_slots`."""
     batch, width = slots.shape
     out = torch.empty(batch * block_size, dtype=torch.int64, device=slots.device)
-    _draft_slots_kernel[(batch,)](
-        slots,
-        path,
-        commit_lens,
-        out,
-        width,
-        path.shape[1],
-        block_size,
-        BLOCK=triton.next_power_of_2(block_size),
-        MOVED=int(moved),
-        num_warps=1,
-    )
+    args = (slots, path, commit_lens, out, width, path.shape[1], block_size)
+    constants = {"BLOCK": triton.next_power_of_2(block_size), "MOVED": int(moved)}
+    launch(_draft_slots_kernel, (batch, 1, 1), args, constants, num_warps=1)
     return out

@@ -6,9 +6,12 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
+from sglang.srt.speculative.ddtree.launching import launch
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=("batch", "padded"), do_not_specialize_on_alignment=("rows", "commit_lens", "staged_lens")
+)
 def _stage_kernel(
     hidden,  # [nodes, features]
     rows,  # int64 [bs * block]
@@ -17,8 +20,8 @@ def _stage_kernel(
     staged_lens,  # int32 [padded]
     features,
     batch,
-    PADDED: tl.constexpr,  # a power of two, at least the padded batch
     padded,
+    PADDED: tl.constexpr,  # a power of two, at least the padded batch
     TILE: tl.constexpr,
 ):
     """One program copies a tile of one row; the first of all writes the lengths, 0 for requests that are padding."""
@@ -51,16 +54,7 @@ def stage(
     """
     features, padded = hidden.shape[1], staged_lens.shape[0]
     tile = min(2048, triton.next_power_of_2(features))
-    _stage_kernel[(rows.numel(), triton.cdiv(features, tile))](
-        hidden,
-        rows,
-        commit_lens,
-        staged_hidden,
-        staged_lens,
-        features,
-        commit_lens.shape[0],
-        PADDED=triton.next_power_of_2(padded),
-        padded=padded,
-        TILE=tile,
-        num_warps=4,
-    )
+    args = (hidden, rows, commit_lens, staged_hidden, staged_lens, features, commit_lens.shape[0], padded)
+    constants = {"PADDED": triton.next_power_of_2(padded), "TILE": tile}
+    grid = (rows.numel(), triton.cdiv(features, tile), 1)
+    launch(_stage_kernel, grid, args, constants, num_warps=4, key=(hidden.dtype, hidden.data_ptr() % 16, features))
