@@ -22,8 +22,7 @@ demo-decode: .venv/.stamp engine ## decode on the CPU: plain, DFLASH and DDTREE 
 	@$(BIN)/python scripts/demo_decode
 
 test: .venv/.stamp engine ## every test
-	.cache/engine/bin/python -m pytest tests/overlay
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	@scripts/all_tests $(PYTEST_ARGS)
 
 soak: .venv/.stamp engine ## 500 random scenarios against plain decoding on the CPU (SOAK_ARGS="--scenarios N --seed S")
 	$(BIN)/python -m tests.engine.soak $(SOAK_ARGS)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.conftest import Engines, Sites
+from tests.engine.engines import Engines, Sites
 
 
 VERSIONS = (harness.RELEASE, harness.SECOND_RELEASE)
