@@ -50,6 +50,7 @@ def arguments(draft):
     args = {
         "speculative_algorithm": "DDTREE",
         "speculative_ddtree_budget": BUDGET,
+        "speculative_ddtree_budgets": None,
         "speculative_dflash_block_size": BLOCK,
         "speculative_num_draft_tokens": width,
         "speculative_eagle_topk": 1,

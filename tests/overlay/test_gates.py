@@ -18,6 +18,7 @@ def server_args(**changed: object) -> SimpleNamespace:
     base: dict[str, object] = {
         "speculative_algorithm": "DDTREE",
         "speculative_ddtree_budget": 64,
+        "speculative_ddtree_budgets": None,
         "speculative_dflash_block_size": 16,
         "speculative_ddtree_allow_hybrid_unsafe": False,
         "disable_radix_cache": True,
