@@ -98,6 +98,7 @@ def build_tree(
     prefix_lens: torch.Tensor | None = None,
     chain_seed: bool = False,
     links: bool = False,
+    mask: torch.Tensor | None = None,
 ) -> Tree:
     """Build the best-first tree of every request: on a GPU in one launch, which nothing has to prepare.
 
@@ -112,6 +113,8 @@ def build_tree(
         chain_seed: Take the chain of first choices, DFLASH's draft, before anything else. Then no target accepts less
             of the tree than of the chain, at the price of branches that the drafter thinks likelier.
         links: Whether to link first children and next siblings, which recurrent layers read.
+        mask: Flat mask, bool or uint8, into which to write the tails of the returned tree, as
+            `tree_mask.write_tree_mask` does; or None. It needs `prefix_lens`.
     """
     if log_probs.is_cuda:
         from sglang.srt.speculative.ddtree.tree_kernel import grow_trees as grow
@@ -126,6 +129,7 @@ def build_tree(
         prefix_lens=prefix_lens,
         chain_seed=chain_seed,
         links=links,
+        mask=mask,
     )
 
 

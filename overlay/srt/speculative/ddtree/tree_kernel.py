@@ -24,7 +24,7 @@ MOST_NODES, MOST_POSITIONS = (1 << _RANK_BITS) - 1, (1 << 31 - _PARENT_BITS) - 2
 
 #: One compiled kernel serves every batch and width: a step must not wait for a compiler.
 _SIZES = ("root_stride", "horizon", "choices", "budget", "width")
-_TENSORS = ("roots", "log_probs", "token_ids", "prefix_lens", "nodes", "grown_ranks", "grown_scores", "links")
+_TENSORS = ("roots", "log_probs", "token_ids", "prefix_lens", "nodes", "grown_ranks", "grown_scores", "links", "mask")
 
 
 @triton.jit
@@ -43,6 +43,7 @@ def _grow_kernel(
     grown_ranks,  # int64 [bs, budget + 1] out
     grown_scores,  # float32 [bs, budget + 1] out
     links,  # int32 [2, bs, W] out: first children, next siblings; or None
+    mask,  # uint8, flat, out: the tails of the ancestor mask; or None
     root_stride,
     horizon,
     choices,
@@ -71,6 +72,22 @@ def _grow_kernel(
     made_of = tl.full([SLOTS], -1, tl.int32)  # tie of node slot + 1, -1 where there is no node
     made_keys = tl.full([SLOTS], never, tl.int32)
     start = tl.program_id(0) * 0 + 1
+    prefix = request * 0
+    if prefix_lens is not None:
+        prefix = tl.load(prefix_lens + request).to(tl.int64)
+    # Row i of the mask, but for the root's column, is written one node late: it is its parent's row and its own bit,
+    # and the parent's has to come from memory unless it is the row before.
+    if mask is not None:
+        before = request * width
+        for tile in range(0, tl.program_id(0), SLOTS):
+            others = tile + slots
+            before += tl.sum(tl.load(prefix_lens + others, mask=others < request, other=0).to(tl.int64), axis=0)
+        row_size = prefix + width
+        cells = mask + width * before + prefix + 1 + slots
+        shown = slots + 1 < width
+        above = tl.zeros([SLOTS], tl.int32)  # the row before
+        fetched = tl.zeros([SLOTS], tl.uint8)
+        below_it = start  # 1: the parent is the node before
 
     if SEED:
         base = start.to(tl.float32) * 0.0
@@ -91,8 +108,14 @@ def _grow_kernel(
             made_keys = tl.where(here, key, made_keys)
             if links is not None:
                 tl.store(links + row + node - 1, node, mask=going & (node < width))
+            if mask is not None:
+                tl.store(
+                    cells + (node - 1) * row_size, (slots < node - 1).to(tl.uint8), mask=shown & going & (node <= width)
+                )
             base = tl.where(going, score, base)
             start += going.to(tl.int32)
+        if mask is not None:
+            above = (slots < start - 2).to(tl.int32)
     else:
         first = ordered_key(_load_log_prob(log_probs + table, True))
         keys = tl.where(slots == 0, first, keys)
@@ -113,6 +136,13 @@ def _grow_kernel(
             tl.store(links + row + ((tie >> 12) & 0xFFF), node, mask=alive & (rank == 0) & (node < width))
             tl.store(links + plane + row + owners, node, mask=popped & (rank > 0) & (node < width))
             owners = tl.where(popped, node, owners)
+        if mask is not None:
+            above = tl.where(below_it > 0, above, fetched.to(tl.int32)) | (slots == node - 2).to(tl.int32)
+            tl.store(cells + (node - 1) * row_size, above.to(tl.uint8), mask=shown & (node <= width))
+            parent = (tie >> 12) & 0xFFF
+            below_it = (alive & (parent == node - 1)).to(tl.int32)
+            elsewhere = alive & (parent < node - 1) & (parent > 0) & (node < width)
+            fetched = tl.load(cells + parent * row_size, mask=shown & elsewhere, other=0)
         made = slots == node - 1
         made_of = tl.where(made & alive, tie, made_of)
         made_keys = tl.where(made, best, made_keys)
@@ -124,10 +154,13 @@ def _grow_kernel(
         ties = tl.where(born, ((depth + 1) << 24) | (node << 12), ties)
 
     root = tl.load(roots + request * root_stride)
-    prefix = request * 0
-    if prefix_lens is not None:
-        prefix = tl.load(prefix_lens + request).to(tl.int64)
     real = made_of >= 0
+    if mask is not None:
+        above = tl.where(below_it > 0, above, fetched.to(tl.int32)) | (slots == budget - 1).to(tl.int32)
+        tl.store(cells + budget * row_size, above.to(tl.uint8), mask=shown & (budget < width))
+        roots_column = mask + width * before + prefix
+        tl.store(roots_column + (slots + 1) * row_size, real.to(tl.uint8), mask=shown)
+        tl.store(roots_column, (start > 0).to(tl.uint8))
     grown = slots < budget
     depths = tl.where(real, made_of >> 24, -1).to(tl.int64) + 1
     ranks = tl.where(real, made_of & 0xFFF, 0).to(tl.int64)
@@ -159,6 +192,7 @@ def grow_trees(
     prefix_lens: torch.Tensor | None = None,
     chain_seed: bool = False,
     links: bool = False,
+    mask: torch.Tensor | None = None,
 ) -> Tree:
     """Grow the tree of every request; arguments and result as in `tree_reference.grow_by_beam`."""
     batch, horizon, choices = log_probs.shape
@@ -172,6 +206,7 @@ def grow_trees(
             prefix_lens=prefix_lens,
             chain_seed=chain_seed,
             links=links,
+            mask=mask,
         )
     width = budget + 1 if width is None else width
     device = log_probs.device
@@ -181,7 +216,8 @@ def grow_trees(
     ranks = planes[4] if whole else torch.empty((batch, budget + 1), dtype=torch.int64, device=device)
     scores = torch.empty((batch, budget + 1), dtype=torch.float32, device=device)
     linked = torch.empty((2, batch, width), dtype=torch.int32, device=device) if links else None
-    args = (roots, log_probs.contiguous(), token_ids.contiguous(), prefix_lens, tokens, ranks, scores, linked)
+    cells = mask if mask is None or mask.dtype == torch.uint8 else mask.view(torch.uint8)
+    args = (roots, log_probs.contiguous(), token_ids.contiguous(), prefix_lens, tokens, ranks, scores, linked, cells)
     sizes = (roots.stride(0), horizon, choices, budget, width)
     constants = {"SLOTS": max(32, triton.next_power_of_2(budget)), "SEED": int(chain_seed)}
     launch(
@@ -190,7 +226,7 @@ def grow_trees(
         args + sizes,
         constants,
         num_warps=1,
-        key=(links, None if prefix_lens is None else prefix_lens.dtype),
+        key=(links, mask is None, None if prefix_lens is None else prefix_lens.dtype),
     )
     first_child, next_sibling = (None, None) if linked is None else linked.unbind(0)
     return Tree(

@@ -12,6 +12,7 @@ import itertools
 
 import torch
 from sglang.srt.speculative.ddtree.tree import Tree, ordered_topk
+from sglang.srt.speculative.ddtree.tree_mask import write_by_rows
 
 
 def grow_by_beam(
@@ -24,6 +25,7 @@ def grow_by_beam(
     prefix_lens: torch.Tensor | None = None,
     chain_seed: bool = False,
     links: bool = False,
+    mask: torch.Tensor | None = None,
 ) -> Tree:
     """Grow the tree of every request, the reference; arguments as in `build_tree`."""
     levels = _beam_levels(log_probs.masked_fill(log_probs.isnan(), float("-inf")), token_ids, budget)
@@ -52,7 +54,11 @@ def grow_by_beam(
         first_child=first_child,
         next_sibling=next_sibling,
     )
-    return tree if width is None else tree.first(width)
+    tree = tree if width is None else tree.first(width)
+    if mask is not None:
+        assert prefix_lens is not None
+        write_by_rows(mask, tree, prefix_lens, whole=False)
+    return tree
 
 
 def tree_links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
