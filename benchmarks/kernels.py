@@ -115,9 +115,17 @@ def compare_round(batch: int, horizon: int, k: int, budget: int, seed: int) -> N
     prefix_lens = torch.arange(batch, device=DEVICE) * 37 % 101
     for chain_seed, links, width in ((False, False, None), (True, True, None), (seed % 2 == 0, True, 1 + budget // 2)):
         options = {"prefix_lens": prefix_lens, "chain_seed": chain_seed, "links": links, "width": width}
-        tree, expected = (grow(roots, log_probs, ids, budget, **options) for grow in (grow_trees, grow_by_beam))
+        nodes = budget + 1 if width is None else width
+        masks = torch.randint(0, 2, (int((prefix_lens + nodes).sum()) * nodes + 5,), dtype=torch.uint8, device=DEVICE)
+        masks = [masks, masks.clone()]
+        tree, expected = (
+            grow(roots, log_probs, ids, budget, mask=mask, **options)
+            for grow, mask in zip((grow_trees, grow_by_beam), masks, strict=True)
+        )
         shape = f"batch {batch}, {horizon} positions, {k} choices, budget {budget}, {options}"
         compare(f"tree ({shape})", tree, expected)
+        if not torch.equal(*masks):
+            sys.exit(f"mask of the tree's launch ({shape}) differs from the reference")
         cells = int((prefix_lens + tree.width).sum()) * tree.width
         for whole, padding in ((False, 0), (True, 3)):
             room = cells + padding * tree.width * (tree.width + 1) + 7
@@ -308,8 +316,7 @@ def time_round(batch: int, budget: int) -> dict[str, Any]:
         return accept(tree, targets, prefix_lens=prefix_lens, block_size=BLOCK)
 
     def together() -> None:
-        mine = grow()
-        write_tree_mask(out, mine, prefix_lens, whole=False)
+        mine = build_tree(roots, log_probs, ids, budget, prefix_lens=prefix_lens, mask=out)
         accept(mine, targets, prefix_lens=prefix_lens, block_size=BLOCK)
 
     def seeded() -> Any:

@@ -28,7 +28,7 @@ from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.lanes import Lanes
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
-from sglang.srt.speculative.ddtree.step_mask import step_mask
+from sglang.srt.speculative.ddtree.step_mask import StepMask
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.trace import is_tracing
@@ -143,6 +143,8 @@ class DDTreeWorker(DFlashWorker):
         choices = self._draft_head.top_log_probs(rows, topk, self._calibration.exponents)
         stages.mark(stages.TREE)
         log_probs, token_ids = by_position(choices, block_size)
+        cells = width * (int(batch.seq_lens_cpu.sum()) + width * len(batch.reqs))
+        mask = StepMask.of(self.model_runner.attn_backend, batch.seq_lens, cells)
         tree = build_tree(
             block_ids[:, 0],
             log_probs,
@@ -154,6 +156,7 @@ class DDTreeWorker(DFlashWorker):
             # Recurrent layers read the links from every verify input; never a chain now and a tree then, since a CUDA
             # graph is captured for one of them.
             links=self._is_recurrent,
+            mask=mask.tails,
         )
         stages.mark(stages.MASK, width=width, shape=shape)
         verify_input = DDTreeVerifyInput(
@@ -174,8 +177,7 @@ class DDTreeWorker(DFlashWorker):
             exact=is_exact(tree, log_probs, chain_seed=chain_seed) if is_tracing() else None,
         )
         verify_input.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
-        cells = tree.width * (int(batch.seq_lens_cpu.sum()) + tree.width * len(batch.reqs))
-        verify_input.custom_mask = step_mask(self.model_runner.attn_backend, tree, batch.seq_lens, cells)
+        verify_input.custom_mask = mask.written(tree, batch.seq_lens)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.spec_info = verify_input
         batch.return_hidden_states = False

@@ -10,7 +10,6 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
 from sglang.srt.speculative.ddtree.plans import plan_fields
 from sglang.srt.speculative.ddtree.reserved import reserved_lens
-from sglang.srt.speculative.ddtree.step_mask import step_mask
 from sglang.srt.speculative.ddtree.tree import Tree
 from sglang.srt.speculative.dflash_info import DFlashVerifyInput
 
@@ -34,12 +33,15 @@ def prepare_verify(
     target_worker: TpModelWorker,
     draft_input: DFlashDraftInputV2,
     tree: Tree,
+    *,
     slots: torch.Tensor,
+    custom_mask: torch.Tensor,
 ) -> ForwardBatch:
     """The target's verify batch, its attention metadata written already.
 
     Args:
         slots: Slot of each node, int64 [bs, W].
+        custom_mask: The ancestor mask, flat.
     """
     lens, total = reserved_lens(draft_input)
     width = slots.shape[1]
@@ -47,8 +49,7 @@ def prepare_verify(
         draft_token=tree.tokens.reshape(-1),
         positions=tree.positions.reshape(-1),
         draft_token_num=width,
-        # The scheduler reserved as many slots of each request as a mask row can have columns.
-        custom_mask=step_mask(target_worker.model_runner.attn_backend, tree, batch.seq_lens, width * total),
+        custom_mask=custom_mask,
         capture_hidden_mode=CaptureHiddenMode.FULL,
         retrieve_next_token=tree.first_child,
         retrieve_next_sibling=tree.next_sibling,

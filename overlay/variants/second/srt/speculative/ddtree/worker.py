@@ -37,7 +37,9 @@ from sglang.srt.speculative.ddtree.logprobs import add_logprobs
 from sglang.srt.speculative.ddtree.penalties import root_penalties
 from sglang.srt.speculative.ddtree.published import spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
+from sglang.srt.speculative.ddtree.reserved import reserved_lens
 from sglang.srt.speculative.ddtree.slots import verify_slots
+from sglang.srt.speculative.ddtree.step_mask import StepMask
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_without_penalties, roots_only
 from sglang.srt.speculative.ddtree.trace import is_tracing, trace_step
@@ -200,6 +202,8 @@ class DDTreeWorker(DFlashWorkerV2):
         stages.mark(stages.HEAD)
         choices = self._choices(draft_hidden, topk)
         stages.mark(stages.TREE)
+        # The scheduler reserved as many slots of each request as a mask row can have columns.
+        mask = StepMask.of(self.model_runner.attn_backend, prefix_lens, width * reserved_lens(draft_input)[1])
         tree = build_tree(
             block_ids[:, 0],
             *by_position(choices, block_size),
@@ -210,6 +214,7 @@ class DDTreeWorker(DFlashWorkerV2):
             # Recurrent layers read the links from every verify input; never a chain now and a tree then, since a CUDA
             # graph is captured for one of them.
             links=self._is_recurrent or batch.has_grammar,
+            mask=mask.tails,
         )
         stages.mark(stages.MASK, width=width, shape=shape)
         slots = verify_slots(
@@ -217,7 +222,9 @@ class DDTreeWorker(DFlashWorkerV2):
         )
         penalties = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs)
         grammar = node_grammar(batch, tree)
-        verify_batch = prepare_verify(batch, self.target_worker, draft_input, tree, slots)
+        verify_batch = prepare_verify(
+            batch, self.target_worker, draft_input, tree, slots=slots, custom_mask=mask.written(tree, prefix_lens)
+        )
 
         stages.mark(stages.VERIFY)
         output = self.target_worker.forward_batch_generation(
