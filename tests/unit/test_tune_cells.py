@@ -216,10 +216,11 @@ def test_a_chain_that_is_best_is_recommended_with_the_flags_that_draft_it():
 
 
 def test_two_rounds_are_too_few_for_a_claim():
-    """A spread of two values is none."""
+    """A spread of two values is none: no flags, with or without the chain."""
+    assert advice({1: {"64": [100, 100], "8": [130, 130]}}, served(8)).flags is None
     found = advice({1: {"chain": [100, 100], "8": [130, 130]}}, served(8))
 
-    assert "too few rounds" in found.why
+    assert found.flags is None and "too few rounds" in found.why
 
 
 def test_one_budget_gives_no_advice_but_what_it_would_take():

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddtree_overlay.reports import listed
-from ddtree_overlay.tuning.cells import Cell, Difference, difference
+from ddtree_overlay.tuning.cells import LEAST_ROUNDS, Cell, Difference, difference
 from ddtree_overlay.tuning.served import AUTO, CHAIN, Served, several
 
 
@@ -63,7 +63,8 @@ def advise(found: Sequence[Cell], served: Served) -> Advice:
     levels = sorted({cell.concurrency for cell in found})
     best = tuple(_best(level, [c for c in found if c.concurrency == level]) for level in levels)
     everywhere = [a for a in dict.fromkeys(c.arm for c in found) if all((level, a) in table for level in levels)]
-    if len({cell.arm for cell in found}) < 2 or not everywhere:
+    enough = max((len(cell.by_round) for cell in found), default=0) >= LEAST_ROUNDS
+    if len({cell.arm for cell in found}) < 2 or not everywhere or not enough:
         return Advice(None, None, _nothing_to_say(found, served), best)
     scores = {arm: _score(arm, levels, best, table) for arm in everywhere}
     top = max(scores, key=lambda arm: scores[arm])
@@ -134,7 +135,9 @@ def _nothing_to_say(found: Sequence[Cell], served: Served) -> str:
     if not arms:
         return "nothing was measured"
     if len(arms) > 1:
-        return "no arm was measured at every concurrency"
+        few = max(len(cell.by_round) for cell in found) < LEAST_ROUNDS
+        least = f"{LEAST_ROUNDS} are the least that show a spread (--rounds, --seconds)"
+        return f"too few rounds: {least}" if few else "no arm was measured at every concurrency"
     arm = arms[0]
     if len(served.arms) > 1:
         return f"only {arm} was measured: there is nothing to compare it with"

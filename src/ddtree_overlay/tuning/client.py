@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import http.client
 import json
@@ -246,6 +247,8 @@ def _message(found: Any, body: bytes) -> str:
 def _reason(e: Exception) -> str:
     if isinstance(e, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {line(e.verify_message)} (SSL_CERT_FILE names another authority)"
+    if getattr(e, "errno", None) == errno.EMFILE:
+        return "too many open files on this machine (ulimit -n)"
     text = getattr(e, "strerror", None) or str(e) or type(e).__name__
     if isinstance(e, http.client.BadStatusLine) and not isinstance(e, http.client.RemoteDisconnected):
         text = f"it does not speak HTTP: {text}"

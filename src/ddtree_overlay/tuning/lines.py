@@ -110,7 +110,7 @@ def choice_lines(found: Sequence[Cell]) -> list[Line]:
 
 def advice_lines(advice: Advice) -> list[Line]:
     """The best arm at each concurrency, and the flags."""
-    lines = [_best_line(best) for best in advice.best if advice.flags is not None]
+    lines = [_best_line(best) for best in advice.best] if advice.flags is not None else []
     if advice.flags is None:
         return [*lines, row(("no recommendation: ", "warn"), advice.why)]
     return [*lines, row(("recommended: ", "head"), (advice.flags, "ok")), row(f"  {advice.why}")]
