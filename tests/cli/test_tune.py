@@ -22,8 +22,8 @@ from tests.support.tunable import ARMS, INFO, QUICK, SHORT, Tunable, certificate
 
 @pytest.fixture
 def tunable():
-    """A server on which 7 is the fastest tree at any load."""
-    with Tunable(seconds={"chain": 0.06, "4": 0.05, "7": 0.02, "16": 0.07, "auto": 0.02}) as server:
+    """A server on which 7 is the fastest tree at any load, and what `auto` does still faster."""
+    with Tunable(seconds={"chain": 0.06, "4": 0.05, "7": 0.03, "16": 0.07, "auto": 0.015}) as server:
         yield server
 
 
@@ -52,8 +52,8 @@ def test_the_result_as_json_says_everything_that_the_table_says(run, tunable):
     assert value["settings"]["requests"] == {"1": 4, "4": 8}
     cell = next(c for c in value["cells"] if (c["arm"], c["concurrency"]) == ("7", 4))
     assert cell["rounds"] == 3 and cell["requests"] == 24 and cell["errors"] == {}
-    assert cell["against_chain"]["verdict"] == "faster" and cell["against_chain"]["min"] > 1.5
-    assert cell["latency_s"]["p50"] >= 0.02 and cell["accept_length"] == pytest.approx(128 / 42, rel=1e-3)
+    assert cell["against_chain"]["verdict"] == "faster" and cell["against_chain"]["min"] > 1
+    assert cell["latency_s"]["p50"] >= 0.03 and cell["accept_length"] == pytest.approx(128 / 42, rel=1e-3)
     assert value["recommendation"]["arm"] == "auto" and value["fault"] is None and value["not_measured"] == []
 
 
