@@ -92,11 +92,7 @@ class Engine:
         return json.loads(line)
 
     def close(self) -> None:
-        """End the engine with everything that it started."""
-        with contextlib.suppress(OSError):
-            self._channel.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(5)
+        """End the engine with everything that it started; it has nothing to lose."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -28,7 +28,8 @@ DEFINITIONS = {
     "to_dflash": "tok_s over DFLASH's of the same rounds, which decode the same prompts.",
     "to_best": "tok_s over the best other arm's, pooled over the rounds that both ran.",
     "limit": "What the verify's width alone leaves of DFLASH's step rate: step(DFLASH) / (step(DFLASH) + verify(W) - "
-    "verify(block)), verify times from CUDA events around the target's forward.",
+    "verify(block)); verify times are those of graphs replayed alone at start-up (`replay`), or of the stage of a step "
+    "(`stage`), which holds the device's waiting for the host.",
     "efficiency": "to_dflash over (accept ratio x limit): how much of what trees can give at this width arrives.",
 }
 
@@ -174,19 +175,17 @@ def stage_means(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def efficiencies(result: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """For every tree of fixed width: the limit that its verify sets, and how close it gets."""
     block, found = result["block"], []
-    alone = next(
-        (e["info"]["ddtree_verify_ms"] for e in result["engines"].values() if e["info"].get("ddtree_verify_ms")), {}
-    )
     for row in rows:
         arm = next((arm for arm in result["arms"] if arm["name"] == row["arm"]), None)
         if not arm or not isinstance(arm["budget"], int) or "to_dflash" not in row:
             continue
-        times = verify_ms(result["stages"], row["concurrency"])
-        width = arm["budget"] + 1
-        if width not in times or block not in times:
+        width, staged = arm["budget"] + 1, verify_ms(result["stages"], row["concurrency"])
+        alone = replays(result, row["concurrency"])
+        times, source = (alone, "replay") if {width, block} <= alone.keys() else (staged, "stage")
+        if not {width, block} <= times.keys():
             continue
-        step = next(r for r in rows if r["arm"] == "DFLASH" and r["concurrency"] == row["concurrency"])
-        own = step["step_ms"]["median"]
+        control = next(r for r in rows if r["arm"] == "DFLASH" and r["concurrency"] == row["concurrency"])
+        own = control["step_ms"]["pooled"]
         limit = own / (own + times[width] - times[block])
         possible = row["accept_ratio"] * limit
         found.append(
@@ -194,16 +193,26 @@ def efficiencies(result: dict[str, Any], rows: list[dict[str, Any]]) -> list[dic
                 "concurrency": row["concurrency"],
                 "arm": row["arm"],
                 "accept_ratio": row["accept_ratio"],
+                "measured_by": source,
                 "verify_ms": times[width],
                 "verify_ms_of_block": times[block],
-                # A replay of the graph alone at start-up, on short sequences.
-                "replay_ms": alone.get(str(width), {}).get(str(row["concurrency"])),
+                "verify_stage_ms": staged.get(width),
                 "limit": limit,
                 "possible": possible,
                 "to_dflash": row["to_dflash"]["pooled"],
                 "efficiency": row["to_dflash"]["pooled"] / possible,
             }
         )
+    return found
+
+
+def replays(result: dict[str, Any], concurrency: int) -> dict[int, float]:
+    """Milliseconds of a verify graph replayed alone at start-up, by width, where the servers report them."""
+    found: dict[int, float] = {}
+    for engine in result["engines"].values():
+        for width, times in (engine["info"].get("ddtree_verify_ms") or {}).items():
+            if str(concurrency) in times:
+                found[int(width)] = times[str(concurrency)]
     return found
 
 
@@ -294,6 +303,9 @@ def report(result: dict[str, Any]) -> str:
     for row in found["stages"]:
         parts = " ".join(f"{name} {ms:.3f}" for name, ms in row["ms"].items())
         text.append(f"c={row['concurrency']} {row['arm']}: {parts} ms ({row['steps']} steps)")
+    for engine, memory in result.get("memory", {}).items():
+        held, kept = (memory.get(name, 0) / 2**30 for name in ("allocated", "reserved"))
+        text.append(f"peak memory of {engine}: {held:.1f} GiB in tensors, {kept:.1f} GiB reserved")
     text += [f"not measured: {note}" for note in result["dropped"]]
     return "\n".join(text)
 

@@ -81,6 +81,7 @@ def result() -> dict[str, Any]:
         "stages": [{"concurrency": 1, "arm": "DDTREE 64", "steps": verify}],
         "dropped": ["nothing"],
         "engines": {"ddtree": {"info": {"ddtree_verify_ms": {"65": {"1": 6.5}}}}},
+        "memory": {"ddtree": {"allocated": 2**31, "reserved": 2**32}},
     }
 
 
@@ -107,7 +108,10 @@ def test_the_limit_is_what_the_width_of_the_verify_costs(result: dict[str, Any])
     (row,) = decode_figures.figures(result)["efficiency"]
     assert row["limit"] == pytest.approx(10 / 11)
     assert row["efficiency"] == pytest.approx(11 / 12)
-    assert row["replay_ms"] == 6.5
+    assert (row["measured_by"], row["verify_stage_ms"]) == ("stage", 7.0)
+    result["engines"]["ddtree"]["info"]["ddtree_verify_ms"]["16"] = {"1": 6.0}
+    (row,) = decode_figures.figures(result)["efficiency"]
+    assert (row["measured_by"], row["limit"]) == ("replay", pytest.approx(10 / 10.5))
 
 
 def test_auto_is_compared_with_the_best_of_all_others(result: dict[str, Any]) -> None:
@@ -121,4 +125,6 @@ def test_auto_is_compared_with_the_best_of_all_others(result: dict[str, Any]) ->
 def test_the_report_names_every_arm_and_what_is_missing(result: dict[str, Any]) -> None:
     """A run that was cut says so."""
     text = decode_figures.report(result | {"figures": decode_figures.figures(result)})
-    assert all(name in text for name in ("plain", "DFLASH", "DDTREE 64", "DDTREE auto", "not measured: nothing"))
+    assert all(
+        name in text for name in ("plain", "DFLASH", "DDTREE 64", "DDTREE auto", "2.0 GiB", "not measured: nothing")
+    )
