@@ -159,7 +159,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=2080, help="most rows of a step for which trees have graphs")
     parser.add_argument("--hopeless", type=float, default=0.85)
     parser.add_argument(
-        "--settle", type=float, default=1.0, help="seconds that auto decodes before a first measurement"
+        "--settle", type=float, default=2.0, help="seconds that auto decodes before a first measurement"
     )
     parser.add_argument("--stages", default="1,8,32", help="concurrencies at which the stages of a step are measured")
     parser.add_argument("--without-calibration", action="store_true", help="a second DDTREE engine as a control")
