@@ -68,7 +68,7 @@ def main() -> None:
             tree = grow_trees(
                 roots, log_probs, ids, 6, prefix_lens=lens if links else None, chain_seed=links, links=links
             )
-            write_masks(torch.zeros(200, dtype=torch.uint8), tree, lens, whole=links, padding=int(links))
+            write_masks(torch.zeros(200, dtype=torch.uint8), tree, lens, whole=links)
             only = torch.tensor([True, False]) if links else None
             accept_by_walk(tree, tree.tokens, prefix_lens=lens, block_size=4, root_only=only)
         slots = read_slots(torch.zeros(4, 40, dtype=torch.int32), roots, lens, 7)

@@ -14,10 +14,10 @@ from sglang.srt.speculative.ddtree.tree import Tree
 
 
 #: One compiled kernel serves many batches and widths: a step must not wait for a compiler.
-_SIZES = ("batch", "tree_stride", "width", "depth")
+_SIZES = ("room", "batch", "tree_stride", "width", "depth")
 _TENSORS = ("out", "parents", "prefix_lens")
 
-#: Cells of a prefix, or of padding, that a program fills at once.
+#: Cells of a prefix, or behind the last request, that a program fills at once.
 _FILL = 4096
 
 
@@ -26,6 +26,7 @@ def _mask_kernel(
     out,  # uint8, flat
     parents,  # int64 [bs, W], stride `tree_stride`
     prefix_lens,  # integers [bs]
+    room,  # cells of `out`
     batch,
     tree_stride,
     width,
@@ -41,11 +42,9 @@ def _mask_kernel(
     before = tl.load(prefix_lens + others, mask=(others < batch) & (others < request), other=0).to(tl.int64)
     start = width * (tl.sum(before, axis=0) + tl.minimum(request, batch) * width)
     if request >= batch:
-        size = width * (1 + width)
-        start += (request - batch) * size
-        for tile in range(tl.program_id(1) * FILL, size, tl.num_programs(1) * FILL):
+        for tile in range(start + tl.program_id(1) * FILL, room, tl.num_programs(1) * FILL):
             place = tile + tl.arange(0, FILL)
-            tl.store(out + start + place, tl.full([FILL], 1, tl.uint8), mask=place < size)
+            tl.store(out + place, tl.full([FILL], 1, tl.uint8), mask=place < room)
     else:
         prefix = tl.load(prefix_lens + request).to(tl.int64)
         rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -67,12 +66,13 @@ def _mask_kernel(
                     tl.store(cell, tl.full([FILL], 1, tl.uint8), mask=place < prefix)
 
 
-def write_masks(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool, padding: int = 0) -> None:
+def write_masks(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool) -> None:
     """Write the mask of a batch; arguments as in `tree_mask.write_tree_mask`."""
     batch, width = tree.parents.shape
     rows = 1 if whole else 8
     cells = out if out.dtype == torch.uint8 else out.view(torch.uint8)
-    args = (cells, tree.parents, prefix_lens, batch, tree.parents.stride(0), width, tree.max_depth)
+    args = (cells, tree.parents, prefix_lens, out.numel())
+    args += (batch, tree.parents.stride(0), width, tree.max_depth)
     constants = {
         "ROWS": rows,
         "COLUMNS": max(32, triton.next_power_of_2(width)),
@@ -80,5 +80,7 @@ def write_masks(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, who
         "WHOLE": whole,
         "FILL": _FILL,
     }
-    grid = (batch + padding, triton.cdiv(width, rows), 1)
-    launch(_mask_kernel, grid, args, constants, num_warps=4 if whole else 1, key=prefix_lens.dtype)
+    grid = (batch + int(whole), triton.cdiv(width, rows), 1)  # a program more for what lies behind
+    launch(
+        _mask_kernel, grid, args, constants, num_warps=4 if whole else 1, key=(prefix_lens.dtype, out.numel() >> 31 > 0)
+    )

@@ -25,28 +25,28 @@ def mask_columns(backend: Any) -> int:
     return int(backend.max_context_len) + draft_width() + int(backend.num_draft_tokens)
 
 
-def write_tree_mask(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool, padding: int = 0) -> None:
+def write_tree_mask(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool) -> None:
     """Write the flat allow-mask: every request's W rows of prefix + W columns, one request behind the other.
 
     Row i of a request is node i; it sees the whole prefix, its ancestors and itself. On a GPU this is one launch.
 
     Args:
-        out: bool or uint8 [n], n at least the sum over requests, padding included, of W * (prefix + W).
+        out: bool or uint8 [n], n at least the sum over requests of W * (prefix + W).
         tree: Its parents are read, whatever their row stride.
         prefix_lens: Committed tokens of each request, integers [bs].
-        whole: Whether to write the cells of the prefix too, all 1. Only the W * W cells behind them tell anything new,
-            and a backend that does not look at the others needs no more; theirs are left as they are.
-        padding: Requests with a prefix of one token, behind those of the batch, whose every cell is set to 1: what a
-            CUDA graph captured for a larger batch reads of its unused rows. A row that sees nothing gives NaN.
+        whole: Whether to write the cells of the prefix too, all 1, and those behind the last request: a CUDA graph
+            captured for a larger batch reads them for its unused rows, and a row that sees nothing gives NaN. Only the
+            W * W cells behind a prefix tell anything new, and a backend that does not look at a prefix's cells needs no
+            more; all others are left as they are then.
     """
     if out.is_cuda:
         from sglang.srt.speculative.ddtree.mask_kernel import write_masks as write
     else:
         write = write_by_rows
-    write(out, tree, prefix_lens, whole=whole, padding=padding)
+    write(out, tree, prefix_lens, whole=whole)
 
 
-def write_by_rows(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool, padding: int = 0) -> None:
+def write_by_rows(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, whole: bool) -> None:
     """The mask request by request, the reference; arguments as in `write_tree_mask`."""
     width, start = tree.width, 0
     for prefix_len, ancestors in zip(prefix_lens.tolist(), tree.ancestors, strict=True):
@@ -56,7 +56,8 @@ def write_by_rows(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, w
             rows[:, :prefix_len] = 1
         rows[:, prefix_len:] = ancestors
         start = end
-    out[start : start + padding * width * (1 + width)] = 1
+    if whole:
+        out[start:] = 1
 
 
 def verify_mask(tree: Tree, prefix_lens: list[int]) -> torch.Tensor:

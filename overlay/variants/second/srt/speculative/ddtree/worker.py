@@ -220,8 +220,7 @@ class DDTreeWorker(DFlashWorkerV2):
         slots = verify_slots(
             self.model_runner.req_to_token_pool.req_to_token, batch.req_pool_indices, prefix_lens, width
         )
-        penalties = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs)
-        grammar = node_grammar(batch, tree)
+        penalties, grammar = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs), node_grammar(batch, tree)
         verify_batch = prepare_verify(
             batch, self.target_worker, draft_input, tree, slots=slots, custom_mask=mask.written(tree, prefix_lens)
         )
