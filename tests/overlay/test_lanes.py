@@ -90,10 +90,10 @@ def test_the_configured_budget_is_always_among_the_lanes():
 
 
 def test_default_lanes_of_auto_are_captured_for_steps_that_can_pay():
-    """Up to 2080 nodes; the chain for every batch; above 8 requests not for every size."""
+    """Up to 2080 nodes; the chain for every batch; above 4 requests not for every size."""
     sizes = {width: lane_sizes.lane_batch_sizes(target(), SIZES, width) for width in (3, 16, 65, 129)}
 
-    assert sizes[16] == [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 22, 26, 30, 40, 48]
+    assert sizes[16] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30, 40, 48]
     assert sizes[3] == sizes[16]
     assert sizes[65][-1] == 32
     assert sizes[129][-1] == 16
@@ -265,10 +265,15 @@ def test_a_step_takes_what_is_asked_for_or_what_is_configured(lanes: Lanes, publ
     """The chain is the lane of the block's own width."""
     choosing = Choosing(lanes, published)
 
-    assert choosing.choose(asks(8, 8)) == (9, "tree")
-    assert choosing.choose(asks("chain")) == (16, "chain")
-    assert choosing.choose(asks(8, 15)) == (41, "tree")
-    assert choosing.choose(asks(77)) == (41, "tree")
+    def chosen(*wishes: object) -> tuple[int, str]:
+        mode = SimpleNamespace(is_extend=lambda: False, is_idle=lambda: False)
+        choosing.begin(SimpleNamespace(forward_mode=mode, is_extend_in_batch=False, reqs=asks(*wishes)))
+        return choosing.choose()
+
+    assert chosen(8, 8) == (9, "tree")
+    assert chosen("chain") == (16, "chain")
+    assert chosen(8, 15) == (41, "tree")
+    assert chosen(77) == (41, "tree")
 
 
 def test_the_chain_is_a_tree_of_first_choices():
