@@ -58,6 +58,7 @@ def main() -> None:
         from sglang.srt.speculative.ddtree.draft_head import Columns
         from sglang.srt.speculative.ddtree.mask_kernel import write_masks
         from sglang.srt.speculative.ddtree.move_kernel import move_rows
+        from sglang.srt.speculative.ddtree.placing_kernel import place_slots
         from sglang.srt.speculative.ddtree.slots_kernel import read_draft_slots, read_slots
         from sglang.srt.speculative.ddtree.staging_kernel import stage
         from sglang.srt.speculative.ddtree.tree_kernel import grow_trees
@@ -70,9 +71,10 @@ def main() -> None:
             )
             write_masks(torch.zeros(200, dtype=torch.uint8), tree, lens, whole=links)
             only = torch.tensor([True, False]) if links else None
-            accept_by_walk(tree, tree.tokens, prefix_lens=lens, block_size=4, root_only=only)
+            walked = accept_by_walk(tree, tree.tokens, prefix_lens=lens, block_size=4, root_only=only)
         slots = read_slots(torch.zeros(4, 40, dtype=torch.int32), roots, lens, 7)
         counts = torch.tensor([1, 2], dtype=torch.int32)
+        place_slots(slots, walked, torch.zeros(4, 40, dtype=torch.int32), roots, lens)
         for moved in (False, True):
             read_draft_slots(slots, tree.tokens, counts, 4, moved)
         buffers, strides = torch.zeros(2, dtype=torch.uint64), torch.full((2,), 64)

@@ -10,6 +10,8 @@ from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.captured_head import CapturedHead
 from sglang.srt.speculative.ddtree.draft_head import Choices
 from sglang.srt.speculative.ddtree.draft_slots import draft_slots
+from sglang.srt.speculative.ddtree.placing import place_by_request
+from sglang.srt.speculative.ddtree.placing_kernel import place_slots
 from sglang.srt.speculative.ddtree.slots import slots_by_index
 from sglang.srt.speculative.ddtree.slots_kernel import read_draft_slots, read_slots
 from sglang.srt.speculative.ddtree.staging_kernel import stage
@@ -88,3 +90,30 @@ def test_a_graph_finds_committed_rows_and_no_token_in_its_padding(padded: int) -
     assert torch.equal(staged[: 2 * BLOCK], hidden[rows.flatten()])
     assert (staged[2 * BLOCK :] == 7).all()
     assert lens.tolist() == [4, 1] + [0] * (padded - 2)
+
+
+@pytest.mark.parametrize("budget", [1, 2, 11])
+def test_slots_are_sorted_by_a_kernel_as_request_by_request(budget: int) -> None:
+    """Kept ones in path order, free ones, the table and the lengths; nothing behind a path is mapped."""
+    torch.manual_seed(budget)
+    values, ids = ordered_topk(torch.log_softmax(torch.randn(5, BLOCK - 1, 6), -1), 4)
+    tree = build_tree(torch.arange(5), values, ids, budget)
+    targets = torch.randint(0, 6, tree.tokens.shape)
+    targets[0] = 99
+    targets[1, 0] = tree.tokens[1, 1]
+    lens = torch.tensor([0, 7, 3, 12, 1])
+    acceptance = accept(tree, targets, prefix_lens=lens, block_size=BLOCK)
+    assert acceptance.accept_lens.unique().numel() > 1
+    slots, rows = torch.randperm(200)[: 5 * tree.width].view(5, -1) + 1, torch.tensor([4, 0, 6, 2, 5])
+    results = []
+    for place in (place_by_request, place_slots):
+        table, before = torch.zeros(7, 30, dtype=torch.int32), lens.clone()
+        placed = place(slots, acceptance, table, rows, before)
+        count = int(acceptance.commit_lens.sum())
+        results.append((placed.kept[:count], placed.free[: slots.numel() - count], placed.new_lens, table, before))
+    for mine, other in zip(*results, strict=True):
+        assert torch.equal(mine, other)
+    kept, free, new_lens, table, after = results[1]
+    assert sorted([*kept.tolist(), *free.tolist()]) == sorted(slots.flatten().tolist())
+    assert new_lens.tolist() == after.tolist() == acceptance.new_seq_lens.tolist()
+    assert (table != 0).sum() == len(kept)

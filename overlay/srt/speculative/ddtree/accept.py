@@ -115,3 +115,13 @@ def views_of(report: torch.Tensor, batch: int, block_size: int) -> tuple[torch.T
     """Tokens, path and accept lengths of an `Acceptance.report`, on whichever device it is."""
     tokens, rest = batch * block_size, report.numel() - batch
     return report[:tokens].view(batch, block_size), report[tokens:rest].view(batch, -1), report[rest:]
+
+
+def lists_of(report: list[int], batch: int, block_size: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
+    """The same as lists, from the report as a list."""
+    accept_lens = report[len(report) - batch :]
+    first = batch * block_size
+    steps = (len(report) - batch - first) // batch
+    tokens = [report[start : start + block_size] for start in range(0, first, block_size)]
+    paths = [report[start : start + steps] for start in range(first, first + batch * steps, steps)]
+    return tokens, paths, accept_lens

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.speculative.ddtree import stages
-from sglang.srt.speculative.ddtree.accept import Acceptance, accept, views_of
+from sglang.srt.speculative.ddtree.accept import Acceptance, accept, lists_of
 from sglang.srt.speculative.ddtree.counting import count_step
 from sglang.srt.speculative.ddtree.finishing import finish_if_due
 from sglang.srt.speculative.ddtree.host_copies import HostCopy, indices_on
 from sglang.srt.speculative.ddtree.kv_move import move_to_front
+from sglang.srt.speculative.ddtree.placing import Placed, place
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots, roots_only
 from sglang.srt.speculative.ddtree.trace import trace_step
 from sglang.srt.speculative.ddtree.tree import Tree
@@ -56,6 +57,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     traced: bool = False
     #: For the trace: whether a top-k cap can be shown to have changed nothing, bool [bs].
     exact: torch.Tensor | None = None
+    #: After `verify`, unless a stop cut a path: where the device has put the slots. None with larger pages.
+    placed: Placed | None = None
     #: After `verify`: the last node each request committed, int64 [bs].
     last_nodes: torch.Tensor | None = None
     #: After `verify`: node at each step of the committed path, int64 [bs, P].
@@ -86,40 +89,62 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         if self.observe is not None:
             self.observe(acceptance, root_only)
         stages.mark(stages.COMMIT)
+        slots = batch.out_cache_loc.view(-1, self.draft_token_num)
         if self.pool is not None:
-            slots = batch.out_cache_loc.view(-1, self.draft_token_num)
             move_to_front(self.pool, slots, acceptance.path, acceptance.commit_lens)
         if self.on_accepted is not None:
             self.on_accepted(batch, acceptance, hidden_states)
             hidden_states = hidden_states[:0]
-        tokens, paths, accept_lens = (
-            part.tolist() for part in views_of(report.wait(), len(batch.reqs), self.block_size)
-        )
+        if page_size == 1:
+            table, rows = batch.req_to_token_pool.req_to_token, batch.req_pool_indices
+            self.placed = place(slots, acceptance, table, rows, batch.seq_lens)
+        # The device has everything that it can be given; from here on it waits for the host.
+        return self._commit(batch, acceptance, report.wait().tolist(), hidden_states, page_size)
 
+    def _commit(
+        self,
+        batch: ScheduleBatch,
+        acceptance: Acceptance,
+        report: list[int],
+        hidden_states: torch.Tensor,
+        page_size: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[int]]:
+        """What the host does with a step's acceptance; returns what `verify` does.
+
+        Args:
+            report: The acceptance's, on the host.
+        """
+        tokens, paths, accept_lens = lists_of(report, len(batch.reqs), self.block_size)
         prefix_lens = batch.seq_lens_cpu.tolist()
         committed = emit(batch, tokens, accept_lens)
         if self.traced:
             trace_step([req.rid for req in batch.reqs], prefix_lens, self.tree, acceptance, committed, exact=self.exact)
-        nodes = [
-            request * self.draft_token_num + node
-            for request, count in enumerate(committed)
-            for node in paths[request][:count]
-        ]
-        self.path = acceptance.path
-        current_tokens, commit_lens = acceptance.bonus, acceptance.commit_lens
-        new_lens, self.last_nodes = acceptance.new_seq_lens, acceptance.last_nodes
-        if any(count <= accepted for count, accepted in zip(committed, accept_lens, strict=True)):
+        self.path, self.last_nodes = acceptance.path, acceptance.last_nodes
+        current_tokens, commit_lens, new_lens = acceptance.bonus, acceptance.commit_lens, acceptance.new_seq_lens
+        is_cut = any(count <= accepted for count, accepted in zip(committed, accept_lens, strict=True))
+        if is_cut:
             # A stop cut a path: the device does not know.
             last_nodes = [path[count - 1] for path, count in zip(paths, committed, strict=True)]
-            last = [[req.output_ids[-1] for req in batch.reqs], committed, last_nodes]
-            current_tokens, cut, self.last_nodes = indices_on(batch.device, last).view(3, -1)
-            commit_lens, new_lens = cut.to(torch.int32), batch.seq_lens + cut
-        kept = self._keep_where_they_are(batch, nodes) if page_size == 1 else None
-        if kept is None:
+            lens = [length + count for length, count in zip(prefix_lens, committed, strict=True)]
+            known = [[req.output_ids[-1] for req in batch.reqs], committed, last_nodes, lens]
+            current_tokens, cut, self.last_nodes, new_lens = indices_on(batch.device, known).view(4, -1)
+            commit_lens = cut.to(torch.int32)
+        if self.placed is None:
             self._keep_in_front(batch, prefix_lens, committed, page_size)
-        advance(batch, new_lens, committed)
+            map_slots(batch, new_lens)
+        else:
+            self._keep_where_they_are(batch, committed, accept_lens)
+            if is_cut:
+                batch.seq_lens.copy_(new_lens)
+                self.placed = None
+        advance(batch, committed)
         if self.on_accepted is None:
-            hidden_states = hidden_states.index_select(0, indices_on(batch.device, [nodes]) if kept is None else kept)
+            nodes = [
+                request * self.draft_token_num + node
+                for request, count in enumerate(committed)
+                for node in paths[request][:count]
+            ]
+            hidden_states = hidden_states.index_select(0, indices_on(batch.device, [nodes]))
         return current_tokens, commit_lens, hidden_states, [count - 1 for count in committed]
 
     def _accept(self, batch: ScheduleBatch, logits: torch.Tensor) -> tuple[Acceptance, torch.Tensor | None]:
@@ -142,22 +167,23 @@ class DDTreeVerifyInput(DFlashVerifyInput):
             self.count(acceptance)
         return acceptance, root_only
 
-    def _keep_where_they_are(self, batch: ScheduleBatch, nodes: list[int]) -> torch.Tensor:
+    def _keep_where_they_are(self, batch: ScheduleBatch, committed: list[int], accept_lens: list[int]) -> None:
         """Keep the committed nodes' slots in path order and free all others: with page size 1 no KV moves.
 
-        Args:
-            nodes: Row of each committed node in the flat batch, request by request.
-
-        Returns:
-            `nodes` on the device, int64.
+        The device has sorted them, as if nothing had cut a path.
         """
-        free = torch.ones(len(batch.out_cache_loc), dtype=torch.bool)
-        free[nodes] = False
-        rows = indices_on(batch.device, [nodes], free.nonzero().flatten())
-        slots = batch.out_cache_loc.index_select(0, rows)
-        batch.token_to_kv_pool_allocator.free(slots[len(nodes) :])
-        batch.out_cache_loc = slots[: len(nodes)]
-        return rows[: len(nodes)]
+        assert self.placed is not None
+        walked = [accepted + 1 for accepted in accept_lens]
+        free = self.placed.free[: len(walked) * self.draft_token_num - sum(walked)]
+        kept = self.placed.kept[: sum(walked)]
+        if committed != walked:
+            starts = [sum(walked[:request]) for request in range(len(walked))]
+            good = [start + step for start, count in zip(starts, committed, strict=True) for step in range(count)]
+            behind = sorted(set(range(sum(walked))) - set(good))
+            parted = kept.index_select(0, indices_on(batch.device, [good, behind]))
+            kept, free = parted[: len(good)], torch.cat([free, parted[len(good) :]])
+        batch.token_to_kv_pool_allocator.free(free)
+        batch.out_cache_loc = kept
 
     def _keep_in_front(
         self, batch: ScheduleBatch, prefix_lens: list[int], committed: list[int], page_size: int
@@ -203,16 +229,12 @@ def emit(batch: ScheduleBatch, tokens: list[list[int]], accept_lens: list[int]) 
     return committed
 
 
-def advance(batch: ScheduleBatch, new_lens: torch.Tensor, committed: list[int]) -> None:
-    """Map the committed slots, which `batch.out_cache_loc` holds now, and advance the batch's lengths.
+def map_slots(batch: ScheduleBatch, new_lens: torch.Tensor) -> None:
+    """Map the committed slots, which `batch.out_cache_loc` holds now, to their positions; advance the device's lengths.
 
     Args:
         new_lens: Committed tokens of each request after the step, int64 [bs].
-        committed: How many the step added.
     """
-    for req, count in zip(batch.reqs, committed, strict=True):
-        req.kv_committed_len += count
-        req.kv_allocated_len = req.kv_committed_len
     assign_req_to_token_pool_func(
         batch.req_pool_indices,
         batch.req_to_token_pool.req_to_token,
@@ -222,6 +244,13 @@ def advance(batch: ScheduleBatch, new_lens: torch.Tensor, committed: list[int]) 
         len(batch.reqs),
     )
     batch.seq_lens.copy_(new_lens)
+
+
+def advance(batch: ScheduleBatch, committed: list[int]) -> None:
+    """Advance the host's lengths by what the step added to each request."""
+    for req, count in zip(batch.reqs, committed, strict=True):
+        req.kv_committed_len += count
+        req.kv_allocated_len = req.kv_committed_len
     batch.seq_lens_cpu.add_(torch.tensor(committed, dtype=batch.seq_lens_cpu.dtype))
     batch.seq_lens_sum += sum(committed)
 

@@ -212,7 +212,8 @@ class DDTreeWorker(DFlashWorker):
         """What SGLang does before a draft and after a verify: nothing is left to do where it has been done."""
         if self._draft_kv_written:
             self._draft_kv_written = False
-            draft_input.draft_seq_lens = batch.seq_lens.to(torch.int32)
+            placed = batch.spec_info.placed
+            draft_input.draft_seq_lens = batch.seq_lens.to(torch.int32) if placed is None else placed.new_lens
         elif draft_input.target_hidden.shape[0]:
             super()._append_target_hidden_to_draft_kv(batch, draft_input)
 

@@ -18,7 +18,7 @@ import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.managers.utils import GenerationBatchResult
 from sglang.srt.speculative.ddtree import stages
-from sglang.srt.speculative.ddtree.accept import accept
+from sglang.srt.speculative.ddtree.accept import Acceptance, accept
 from sglang.srt.speculative.ddtree.args import draft_width
 from sglang.srt.speculative.ddtree.calibration import Calibration
 from sglang.srt.speculative.ddtree.captured_head import CapturedHead, by_position, draft_rows
@@ -259,15 +259,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify requires the target's hidden states, but got None.")
-        graphs = self._draft_kv_graphs
-        if graphs is None or not graphs.replay(logits_output.hidden_states, acceptance, block_slots):
-            self._append_target_hidden_to_draft_kv_by_loc(
-                target_hidden=committed_rows(logits_output.hidden_states, acceptance),
-                cache_loc=block_slots.reshape(-1),
-                cache_loc_2d=block_slots,
-                positions=block_positions,
-                commit_lens=acceptance.commit_lens,
-            )
+        self._write_draft_kv(logits_output.hidden_states, acceptance, block_slots, block_positions)
         # Nobody reads them any more, and with overlap scheduling they would be copied to the host.
         logits_output.hidden_states = None
         add_logprobs(batch, logits_output, acceptance)
@@ -285,6 +277,27 @@ class DDTreeWorker(DFlashWorkerV2):
             next_draft_input=next_draft_input(self, draft_input, acceptance.bonus, acceptance.new_seq_lens),
             speculative_num_draft_tokens=block_size,
             new_seq_lens=acceptance.new_seq_lens,
+        )
+
+    def _write_draft_kv(
+        self, hidden_states: torch.Tensor, acceptance: Acceptance, slots: torch.Tensor, positions: torch.Tensor
+    ) -> None:
+        """Draft KV of the committed tokens: by a replayed graph, if one was captured for so many requests.
+
+        Args:
+            hidden_states: Of all nodes, [bs * W, features].
+            slots: Of the block's tokens, int64 [bs, block].
+            positions: Of them, int64 [bs * block].
+        """
+        graphs = self._draft_kv_graphs
+        if graphs is not None and graphs.replay(hidden_states, acceptance, slots):
+            return
+        self._append_target_hidden_to_draft_kv_by_loc(
+            target_hidden=committed_rows(hidden_states, acceptance),
+            cache_loc=slots.reshape(-1),
+            cache_loc_2d=slots,
+            positions=positions,
+            commit_lens=acceptance.commit_lens,
         )
 
     def _choices(self, draft_hidden: torch.Tensor, topk: int) -> Choices:
