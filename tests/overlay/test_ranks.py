@@ -15,6 +15,8 @@ from sglang.srt.layers.sampler import Sampler
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import targets
 from sglang.srt.speculative.ddtree.accept import accept
+from sglang.srt.speculative.ddtree.calibration import FITTED, Calibration
+from sglang.srt.speculative.ddtree.calibration_kernel import update
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import build_tree
@@ -45,7 +47,8 @@ def step(rank: int, ranks: int, mode: str) -> dict[str, Any]:
     head = DraftHead(
         SimpleNamespace(weight=weight[rank * rows : (rank + 1) * rows], shard_indices=indices), None, group
     )
-    choices = head.top_log_probs(hidden, BUDGET)
+    calibration = Calibration.of("auto", DEPTH, "cpu")
+    choices = head.top_log_probs(hidden, BUDGET, calibration.exponents)
     log_probs, ids = (part.view(BATCH, DEPTH, -1) for part in (choices.log_probs, choices.token_ids))
     tree = build_tree(torch.arange(BATCH), log_probs, ids, BUDGET)
 
@@ -60,8 +63,12 @@ def step(rank: int, ranks: int, mode: str) -> dict[str, Any]:
     own = TargetChooser(sampler, alone).choose(logits, info, positions, BUDGET + 1)
     tokens = TargetChooser(sampler, group).choose(logits, info, positions, BUDGET + 1)
     accepted = accept(tree, tokens, prefix_lens=torch.zeros(BATCH, dtype=torch.int64), block_size=DEPTH + 1)
+    update(calibration.state, choices, accepted.tokens, accepted.accept_lens)
     trees = [getattr(tree, name).tolist() for name in ("tokens", "parents", "ranks", "scores")]
-    return {"own": own.tolist(), "tokens": tokens.tolist(), "trees": trees, "path": accepted.path.tolist()}
+    return {
+        "own": own.tolist(), "tokens": tokens.tolist(), "trees": trees, "path": accepted.path.tolist(),
+        "calibration": calibration.state.tolist(),
+    }  # fmt: skip
 
 
 def rank_process(rank: int, ranks: int, port: int, results: Any) -> None:
@@ -111,6 +118,15 @@ def test_ranks_build_one_tree(answers: list[dict[str, Any]]) -> None:
     """Tokens, links and scores to the last bit, though each rank's hidden states are rounded its own way."""
     for answer in answers:
         assert answer["drawn"]["trees"] == answers[0]["drawn"]["trees"]
+
+
+def test_ranks_fit_the_same_exponents(answers: list[dict[str, Any]]) -> None:
+    """To the last bit, without talking about them: the next step's trees depend on it."""
+    for mode in ("drawn", "greedy"):
+        first = answers[0][mode]["calibration"]
+        assert any(exponent != 1.0 for exponent in first[FITTED])
+        for answer in answers[1:]:
+            assert answer[mode]["calibration"] == first
 
 
 def test_ranks_take_the_first_ranks_draws(answers: list[dict[str, Any]]) -> None:
