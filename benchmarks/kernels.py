@@ -141,6 +141,39 @@ def compare_round(batch: int, horizon: int, k: int, budget: int, seed: int) -> N
             compare(f"accept ({shape})", *(walk(tree, targets, **kept) for walk in (accept_by_walk, accept_by_closure)))
 
 
+def labels(batch: int, k: int, seed: int) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """What a step tells the fit of the exponents: choices, emitted tokens, accept lengths."""
+    from sglang.srt.speculative.ddtree.draft_head import Choices
+
+    log_probs, ids = choices(batch, max(k, 64), seed)
+    logits = log_probs.flatten(0, 1) + 3.0
+    scaled = torch.log_softmax(1.3 * logits, dim=-1)
+    mean = (scaled.exp() * logits).sum(dim=-1)
+    kept = [part[:, :k].contiguous() for part in (scaled, ids.flatten(0, 1), logits)]
+    generator = torch.Generator().manual_seed(seed)
+    ranks = torch.randint(0, k, (batch, BLOCK - 1, 1), generator=generator).to(DEVICE)
+    tokens = torch.nn.functional.pad(kept[1].view(batch, BLOCK - 1, k).gather(2, ranks).squeeze(2), (0, 1))
+    accept_lens = torch.randint(0, BLOCK, (batch,), generator=generator).to(DEVICE)
+    return Choices(*kept, mean, mean, torch.logsumexp(logits, dim=-1)), tokens, accept_lens
+
+
+def compare_fit(batch: int, k: int, seed: int) -> None:
+    """Some steps of the fit of the exponents, in float32 and in float64."""
+    from sglang.srt.speculative.ddtree.calibration import Calibration, update_by_tensors
+    from sglang.srt.speculative.ddtree.calibration_kernel import update
+
+    mine, again, other = (Calibration("auto", BLOCK - 1, DEVICE).state for _ in range(3))
+    for step in range(3):
+        told = labels(batch, k, seed + step)
+        only = torch.arange(batch, device=DEVICE) % 3 == 1 if step else None
+        for state, by in ((mine, update), (again, update), (other, update_by_tensors)):
+            by(state, *told, only)
+    if not torch.equal(mine, again):
+        sys.exit(f"fit (batch {batch}, {k} choices): two runs differ\n{mine}\n{again}")
+    if not torch.allclose(mine[:2], other[:2], atol=2e-3) or not torch.allclose(mine, other, atol=0.1, rtol=2e-2):
+        sys.exit(f"fit (batch {batch}, {k} choices) differs from the reference\n{mine}\n{other}")
+
+
 class Ranks:
     """Tensor-parallel ranks one after the other: a first pass records what each gathers, a second answers."""
 
@@ -232,6 +265,8 @@ def compare_all(small: bool) -> None:
     )
     for seed, shape in enumerate(rounds):
         compare_round(*shape, seed=seed)
+    for seed, shape in enumerate([(1, 1), (3, 16)] + ([] if small else [(32, 64), (48, 8), (33, 255)])):
+        compare_fit(*shape, seed=seed)
     bf16, fp16, fp32 = torch.bfloat16, torch.float16, torch.float32
     compare_head(3, 97, 2, 16, bf16, seed=1)
     compare_head(4, 5003, 3, 7, fp16, cap=3.0)
@@ -293,6 +328,8 @@ def heap_trees(log_probs: torch.Tensor, token_ids: torch.Tensor, budget: int) ->
 def time_round(batch: int, budget: int) -> dict[str, Any]:
     """Tree, mask and accept of one step, apart and together."""
     from sglang.srt.speculative.ddtree.accept import accept
+    from sglang.srt.speculative.ddtree.calibration import Calibration
+    from sglang.srt.speculative.ddtree.calibration_kernel import update
     from sglang.srt.speculative.ddtree.tree import build_tree
     from sglang.srt.speculative.ddtree.tree_mask import write_tree_mask
 
@@ -324,10 +361,15 @@ def time_round(batch: int, budget: int) -> dict[str, Any]:
     def linked() -> Any:
         return build_tree(roots, log_probs, ids, budget, prefix_lens=prefix_lens, links=True)
 
+    calibration, told = Calibration("auto", BLOCK - 1, DEVICE), labels(batch, budget, seed=1)
+
+    def fit() -> None:
+        update(calibration.state, *told)
+
     start = time.perf_counter()
     heap_trees(log_probs, ids, budget)
     heap = 1e6 * (time.perf_counter() - start)
-    parts = {"tree": grow, "mask": mask, "accept": walk, "together": together}
+    parts = {"tree": grow, "mask": mask, "accept": walk, "fit": fit, "together": together}
     on_gpu = {**parts, "seeded": seeded, "with links": linked, "whole mask": lambda: mask(True)}
     return {
         "batch": batch,

@@ -55,7 +55,8 @@ def main() -> None:
     with kernels.overlay_importable():
         from sglang.srt.speculative.ddtree import head_kernel
         from sglang.srt.speculative.ddtree.accept_kernel import accept_by_walk
-        from sglang.srt.speculative.ddtree.draft_head import Columns
+        from sglang.srt.speculative.ddtree.calibration_kernel import update
+        from sglang.srt.speculative.ddtree.draft_head import Choices, Columns
         from sglang.srt.speculative.ddtree.mask_kernel import write_masks
         from sglang.srt.speculative.ddtree.move_kernel import move_rows
         from sglang.srt.speculative.ddtree.placing_kernel import place_slots
@@ -81,6 +82,12 @@ def main() -> None:
         move_rows(buffers, strides, slots, tree.tokens, counts, 64)
         for dtype in (torch.bfloat16, torch.float16):
             stage(torch.zeros(14, 40, dtype=dtype), slots, counts, torch.zeros(16, 40, dtype=dtype), counts)
+        fit_cases = ((5, None), (20, torch.tensor([True, False])))
+        for k, only in fit_cases:
+            rows = torch.zeros(6)
+            found = torch.zeros(6, k)
+            fitted = Choices(found, found.long(), found, rows, rows, rows)
+            update(torch.zeros(7, 3), fitted, torch.zeros(2, 4, dtype=torch.int64), lens, only)
         columns = Columns(org=90, first_org_id=0, added_start=96, added=3, first_added_id=90)
         cases = ((torch.bfloat16, 1, None, None), (torch.float32, 2, torch.ones(3), 30.0))
         for dtype, ranks, exponents, cap in cases:

@@ -38,6 +38,12 @@ def test_tree_mask_and_acceptance_equal_their_references(
     kernels.compare_round(batch, horizon, choices, budget, seed=budget)
 
 
+@pytest.mark.parametrize(("batch", "choices"), [(1, 1), (3, 16), (18, 5)])
+def test_fit_equals_its_reference(kernels: ModuleType, batch: int, choices: int) -> None:
+    """Some steps from exponents of 1, root-only requests among them."""
+    kernels.compare_fit(batch, choices, seed=batch)
+
+
 @pytest.mark.parametrize(
     ("shape", "ranks", "cap", "seed"),  # rows, original and added tokens, choices, type
     [
@@ -62,4 +68,5 @@ def test_kernels_compile_for_a_gpu() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     compiled = {"_grow_kernel", "_mask_kernel", "_accept_kernel", "_read_kernel", "_choose_kernel", "merge_kernel"}
     compiled |= {"_slots_kernel", "_draft_slots_kernel", "_move_kernel", "_stage_kernel", "_place_kernel"}
+    compiled.add("_update_kernel")
     assert set(done.stdout.split()) == compiled

@@ -147,11 +147,13 @@ def update_by_tensors(
         return values.view(shape)[..., :kept].double()
 
     mean = choices.mean.view(batch, positions).double()
-    known = mean.isfinite() & (torch.arange(positions, device=state.device) <= accept_lens.unsqueeze(1))
+    log_z = choices.plain_log_z.view(batch, positions).double()
+    known = mean.isfinite() & log_z.isfinite()
+    known &= torch.arange(positions, device=state.device) <= accept_lens.unsqueeze(1)
     if root_only is not None:
         known &= ~root_only.unsqueeze(1)
     logits, log_probs = table(choices.logits), table(choices.log_probs)
-    plain = logits - choices.plain_log_z.view(batch, positions, 1).double()
+    plain = logits - log_z.unsqueeze(2)
     probs = log_probs.exp()
     away = torch.where(probs > 0, logits - mean.unsqueeze(2), 0.0)
 

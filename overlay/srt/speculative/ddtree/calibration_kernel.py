@@ -22,13 +22,29 @@ from sglang.srt.speculative.ddtree.calibration import (
 )
 from sglang.srt.speculative.ddtree.calibration_args import HIGHEST, LOWEST
 from sglang.srt.speculative.ddtree.draft_head import Choices
+from sglang.srt.speculative.ddtree.launching import launch
 
 
-#: Requests that are taken in at once.
-REQUESTS = 16
+_CONSTANTS = {
+    "REQUESTS": 16,  # taken in at once
+    "LEAST_REST": LEAST_REST,
+    "LOG_MEMORY": math.log(MEMORY),
+    "LOG_SHORT_MEMORY": math.log(SHORT_MEMORY),
+    "PRIOR": PRIOR,
+    "MOST_AHEAD": MOST_AHEAD,
+    "LOWEST": LOWEST,
+    "HIGHEST": HIGHEST,
+}
 
 
-@triton.jit
+#: One compiled kernel serves every batch: a step must not wait for a compiler.
+_SIZES = ("batch", "positions", "logit_stride", "log_prob_stride", "id_stride", "token_stride")
+_TENSORS = (
+    "state", "logits", "log_probs", "token_ids", "means", "plain_log_z", "tokens", "accept_lens", "root_only",
+)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TENSORS)
 def _update_kernel(
     state,  # float32 [7, L], rows as in `calibration`
     logits,  # float32 [bs * L, choices], each choice beside the next, like the next two
@@ -38,7 +54,7 @@ def _update_kernel(
     plain_log_z,  # float32 [bs * L]
     tokens,  # int64 [bs, S]
     accept_lens,  # int64 [bs]
-    root_only,  # bool [bs], read if HAS_ROOT_ONLY
+    root_only,  # bool [bs], or None
     batch,
     positions,
     logit_stride,
@@ -46,9 +62,8 @@ def _update_kernel(
     id_stride,
     token_stride,
     KEPT: tl.constexpr,
+    POSITIONS: tl.constexpr,  # a power of two, at least `positions`
     REQUESTS: tl.constexpr,
-    POSITIONS: tl.constexpr,
-    HAS_ROOT_ONLY: tl.constexpr,
     LEAST_REST: tl.constexpr,
     LOG_MEMORY: tl.constexpr,
     LOG_SHORT_MEMORY: tl.constexpr,
@@ -68,14 +83,14 @@ def _update_kernel(
         request = first + tl.arange(0, REQUESTS)
         is_request = request < batch
         accepted = tl.load(accept_lens + request, mask=is_request, other=-1)
-        if HAS_ROOT_ONLY:
-            judged = tl.load(root_only + request, mask=is_request, other=1) == 0
+        if root_only is not None:
+            judged = tl.load(root_only + request, mask=is_request, other=1).to(tl.int32) == 0
             accepted = tl.where(judged, accepted, -1)
         known = (place[None, :] <= accepted[:, None]) & is_place[None, :]
         row = request[:, None].to(tl.int64) * positions + place[None, :]
         mean = tl.load(means + row, mask=known, other=0.0)
-        known &= tl.abs(mean) < float("inf")  # false for NaN as well
         log_z = tl.load(plain_log_z + row, mask=known, other=0.0)
+        known &= tl.abs(mean) + tl.abs(log_z) < float("inf")  # false for NaN as well
         label = tl.load(tokens + request[:, None].to(tl.int64) * token_stride + place[None, :], mask=known, other=-1)
 
         covered = tl.zeros([REQUESTS, POSITIONS], tl.float32)  # probability of the kept choices
@@ -147,32 +162,27 @@ def update(
     """One step of the fit; arguments as in `calibration.update_by_tensors`."""
     assert choices.logits is not None
     positions, kept = state.shape[1], choices.logits.shape[1]
-    _update_kernel[(1,)](
-        state,
-        choices.logits,
-        choices.log_probs,
-        choices.token_ids,
-        choices.mean,
-        choices.plain_log_z,
-        tokens,
-        accept_lens,
-        accept_lens if root_only is None else root_only,
-        tokens.shape[0],
-        positions,
-        choices.logits.stride(0),
-        choices.log_probs.stride(0),
-        choices.token_ids.stride(0),
-        tokens.stride(0),
-        KEPT=min(EVENTS, kept),
-        REQUESTS=REQUESTS,
-        POSITIONS=triton.next_power_of_2(positions),
-        HAS_ROOT_ONLY=root_only is not None,
-        LEAST_REST=LEAST_REST,
-        LOG_MEMORY=math.log(MEMORY),
-        LOG_SHORT_MEMORY=math.log(SHORT_MEMORY),
-        PRIOR=PRIOR,
-        MOST_AHEAD=MOST_AHEAD,
-        LOWEST=LOWEST,
-        HIGHEST=HIGHEST,
+    launch(
+        _update_kernel,
+        (1, 1, 1),
+        (
+            state,
+            choices.logits,
+            choices.log_probs,
+            choices.token_ids,
+            choices.mean,
+            choices.plain_log_z,
+            tokens,
+            accept_lens,
+            root_only,
+            tokens.shape[0],
+            positions,
+            choices.logits.stride(0),
+            choices.log_probs.stride(0),
+            choices.token_ids.stride(0),
+            tokens.stride(0),
+        ),
+        {"KEPT": min(EVENTS, kept), "POSITIONS": triton.next_power_of_2(positions), **_CONSTANTS},
         num_warps=4,
+        key=root_only is None,
     )
