@@ -215,11 +215,13 @@ def emit(batch: ScheduleBatch, tokens: list[list[int]], accept_lens: list[int]) 
     committed = []
     think_end_id = batch.model_config.think_end_id
     for req, emitted, accepted in zip(batch.reqs, tokens, accept_lens, strict=True):
-        appended = 0
-        for token in emitted[: accepted + 1]:
+        new = emitted[: accepted + 1]
+        reasons = req.require_reasoning and think_end_id is not None
+        appended = len(new) if not reasons and emit_at_once(req, new) else 0
+        for token in [] if appended else new:
             req.output_ids.append(token)
             appended += 1
-            if req.require_reasoning and think_end_id is not None:
+            if reasons:
                 req.update_reasoning_tokens(token, think_end_id)
             finish_if_due(req)
             if req.finished():
@@ -227,6 +229,26 @@ def emit(batch: ScheduleBatch, tokens: list[list[int]], accept_lens: list[int]) 
         count_step(req, appended - 1)
         committed.append(appended)
     return committed
+
+
+def emit_at_once(req: Any, new: list[int]) -> bool:
+    """Append tokens with one look at all of them, if none of them finishes the request; else leave it as it was.
+
+    A stop string may be gone from the text's end when the last token is there: such a request looks at each token.
+    """
+    params = req.sampling_params
+    if params.stop_strs or params.stop_regex_strs or req.to_finish or req.grammar is not None:
+        return False
+    before = len(req.output_ids)
+    if before + len(new) >= params.max_new_tokens:
+        return False
+    req.output_ids.extend(new)
+    finish_if_due(req, len(new))
+    if not req.finished():
+        return True
+    del req.output_ids[before:]
+    req.finished_reason = req.finished_len = None
+    return False
 
 
 def map_slots(batch: ScheduleBatch, new_lens: torch.Tensor) -> None:
