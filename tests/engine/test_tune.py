@@ -69,7 +69,7 @@ def test_each_arm_of_a_real_server_is_measured_through_ssh(serving: Serving, fol
         with SshServer.start(folder / "sshd", harness.PROJECT / ".cache") as sshd:
             table = sshd.toml("gpu", "python3") + f'\n[hosts.gpu.health]\nurl = "{serving.url}"\n'
             (folder / "deploy.toml").write_text(table)
-            done = tune(folder, "--host", "gpu", *SHORT, "--api-key-env", "KEY", KEY=KEY)
+            done = tune(folder, "--host", "gpu", *SHORT, "--rounds", "3", "--api-key-env", "KEY", KEY=KEY)
     except SshdUnavailable as e:
         pytest.skip(f"no sshd: {e}")
 
@@ -78,7 +78,11 @@ def test_each_arm_of_a_real_server_is_measured_through_ssh(serving: Serving, fol
     assert value["server"]["version"] == harness.SECOND_RELEASE and value["server"]["budgets"] == BUDGETS
     cells = {(c["arm"], c["concurrency"]): c for c in value["cells"]}
     assert set(cells) == {(arm, c) for arm in ("chain", "4", "7", "16", "auto") for c in (1, 2)}
-    assert all(c["rounds"] == 2 and not c["errors"] and c["tokens_per_s"]["min"] > 0 for c in cells.values())
+    assert all(c["rounds"] == 3 and not c["errors"] and c["tokens_per_s"]["min"] > 0 for c in cells.values())
+    # What the server counted: each arm was drafted as it asks, and `auto` with something that there is.
+    asked = [c["steps"].get(c["arm"], 0) / sum(c["steps"].values()) for c in cells.values() if c["arm"] != "auto"]
+    assert min(asked) > 0.9
+    assert all(c["steps"] for c in cells.values())
     for concurrency in (1, 2):
         chain, four, seven, sixteen = (cells[a, concurrency]["accept_length"] for a in ("chain", "4", "7", "16"))
         assert 1 <= four <= seven <= sixteen and chain <= seven
