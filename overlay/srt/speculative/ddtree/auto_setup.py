@@ -68,9 +68,9 @@ def auto_of(lanes: Lanes, *, block_size: int, model_runner: Any, draft_runner: A
 
 
 def choices_of(widths: Sequence[int], block_size: int) -> tuple[Choice, ...]:
-    """What can be chosen among lanes: a tree of each, and the chain where one is as wide as the block."""
+    """What can be chosen among lanes: a tree of each (no draft with one node), and the chain where one is as wide."""
     chain = (Choice(block_size, "chain"),) if block_size in widths else ()
-    return (*(Choice(width) for width in widths), *chain)
+    return (*(Choice(width, "tree" if width > 1 else "none") for width in widths), *chain)
 
 
 def _draft(draft_runner: Any) -> Callable[[int, int], Callable[[], None] | None]:

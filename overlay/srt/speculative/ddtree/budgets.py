@@ -49,9 +49,8 @@ def default_budgets(block_size: int) -> tuple[int, ...]:
 
 def are_default(server_args: Any) -> bool:
     """Whether `auto` chooses among the default budgets: then wide lanes are not captured for large batches."""
-    return is_auto(server_args) and budgets(server_args) == default_budgets(
-        int(server_args.speculative_dflash_block_size)
-    )
+    chosen = tuple(budget for budget in budgets(server_args) if budget)
+    return is_auto(server_args) and chosen == default_budgets(int(server_args.speculative_dflash_block_size))
 
 
 def budget_list(given: Any) -> tuple[int, ...]:
@@ -65,10 +64,10 @@ def budget_list(given: Any) -> tuple[int, ...]:
         found = tuple(int(part) for part in parts)
     except (TypeError, ValueError):
         found = ()
-    if not found or min(found) < 1:
+    if not found or min(found) < 0 or max(found) < 1:
         raise ValueError(
-            f"DDTREE requires --speculative-ddtree-budgets to be numbers of at least 1 with commas between them, "
-            f"like 4,8,15,32,64; got {given!r}."
+            f"DDTREE requires --speculative-ddtree-budgets to be numbers with commas between them, like 4,8,15,32,64, "
+            f"or 0 for steps that draft nothing; got {given!r}."
         )
     return found
 

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
 #: The name of the parameter, and its value for DFLASH's own draft in the place of a tree.
 PARAMETER = "ddtree_budget"
 CHAIN = "chain"
-#: The other shape that a step can have.
+#: The other shapes that a step can have: a tree, and the root alone, for which nothing is drafted.
 TREE = "tree"
+NONE = "none"
 
 
 class Choosing:
@@ -104,7 +105,7 @@ class Choosing:
         if asked == CHAIN and self._block_size in self._lanes.widths:
             return Choice(self._block_size, CHAIN)
         if isinstance(asked, int) and asked + 1 in self._lanes.widths:
-            return Choice(asked + 1, TREE)
+            return Choice(asked + 1, TREE if asked else NONE)
         return None
 
 

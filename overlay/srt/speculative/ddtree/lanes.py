@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree.budgets import budgets
-from sglang.srt.speculative.ddtree.lane_parts import RUNNER, build_backend, capture_graphs, replay_of
+from sglang.srt.speculative.ddtree.lane_parts import DECODES_PLAINLY, RUNNER, build_backend, capture_graphs, replay_of
 from sglang.srt.speculative.ddtree.memory import GRAPH_BUFFERS, report
 from sglang.srt.speculative.ddtree.published import spec
+from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 
 
 if TYPE_CHECKING:
@@ -53,11 +54,19 @@ class Lanes:
 
     Attributes:
         widths: Every width that can be used, ascending; the last is the one that SGLang knows of.
+
+    Raises:
+        ValueError: The root alone is to be verified, which this release does not.
     """
 
     def __init__(self, model_runner: Any, draft_runner: Any) -> None:
         self._model_runner, self._draft_runner = model_runner, draft_runner
         self.widths: tuple[int, ...] = tuple(budget + 1 for budget in budgets(spec()))
+        if self.widths[0] == 1 and (not DECODES_PLAINLY or is_recurrent(model_runner)):
+            raise ValueError(
+                "DDTREE does not decode without a draft in this SGLang release, nor with recurrent layers. Leave 0 out "
+                "of --speculative-ddtree-budgets."
+            )
         self._lanes = {
             width: Lane(width, build_backend(model_runner, width), None) for width in reversed(self.widths[:-1])
         }

@@ -147,8 +147,8 @@ class Report:
         for step in steps:
             self._bucket = self._chooser.times.bucket(step.batch_size)
             self._ran[step.choice] += 1
-            if step.accepted:
-                self._tokens += step.accepted[-1] + step.requests
+            if step.accepted or step.choice.shape == "none":
+                self._tokens += sum(step.accepted[-1:]) + step.requests
                 self._requests += step.requests
         now = time.monotonic()
         if self._bucket is None:

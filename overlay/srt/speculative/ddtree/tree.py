@@ -133,6 +133,28 @@ def build_tree(
     )
 
 
+def root_tree(roots: torch.Tensor, prefix_lens: torch.Tensor) -> Tree:
+    """The tree of a step that drafts nothing: the root alone.
+
+    Args:
+        roots: Bonus tokens, int64 [bs].
+        prefix_lens: Committed tokens of each request, integers [bs].
+    """
+    tokens = roots.to(torch.int64).reshape(-1, 1)
+    zeros, scores = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.float32)
+    return Tree(
+        tokens=tokens,
+        parents=zeros - 1,
+        depths=zeros,
+        ranks=zeros,
+        positions=prefix_lens.to(torch.int64).reshape(-1, 1),
+        scores=scores,
+        max_depth=0,
+        grown_scores=scores,
+        grown_ranks=zeros,
+    )
+
+
 def is_exact(tree: Tree, log_probs: torch.Tensor, *, chain_seed: bool = False) -> torch.Tensor:
     """Whether the choices that a top-k cap left out could not have changed the tree, bool [bs].
 

@@ -13,6 +13,9 @@ from sglang.srt.runtime_context import get_spec
 #: The model runner's attribute that holds its decode graphs.
 RUNNER = "decode_cuda_graph_runner"
 
+#: Whether a step can verify the root alone, without a draft: plain decoding.
+DECODES_PLAINLY = False
+
 
 def build_backend(model_runner: Any, width: int) -> Any:
     """The target's attention backend for one verify width, with a workspace of its own."""

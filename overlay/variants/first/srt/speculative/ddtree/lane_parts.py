@@ -7,9 +7,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
 
 #: The model runner's attribute that holds its decode graphs.
 RUNNER = "graph_runner"
+
+#: Whether a step can verify the root alone, without a draft: plain decoding.
+DECODES_PLAINLY = True
 
 
 def build_backend(model_runner: Any, width: int) -> Any:
@@ -22,7 +27,7 @@ def capture_graphs(model_runner: Any, backend: Any, width: int) -> Any:
     """The target's decode graphs for one verify width."""
     from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
 
-    with _only_width(model_runner, width):
+    with _only_width(model_runner, width), _decoding(model_runner, plainly=width == 1):
         return CudaGraphRunner(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
 
 
@@ -46,3 +51,18 @@ def _only_width(model_runner: Any, width: int) -> Iterator[None]:
     finally:
         server_args.speculative_num_draft_tokens = kept
         model_runner.init_new_workspace = workspace
+
+
+@contextmanager
+def _decoding(model_runner: Any, *, plainly: bool) -> Iterator[None]:
+    """Where graphs are captured: those of plain decoding, which keep the hidden states that the drafter reads."""
+    if not plainly:
+        yield
+        return
+    algorithm, server_args = model_runner.spec_algorithm, model_runner.server_args
+    returning = server_args.enable_return_hidden_states
+    model_runner.spec_algorithm, server_args.enable_return_hidden_states = SpeculativeAlgorithm.NONE, True
+    try:
+        yield
+    finally:
+        model_runner.spec_algorithm, server_args.enable_return_hidden_states = algorithm, returning

@@ -13,26 +13,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardMode
 from sglang.srt.speculative.ddtree import stages
 from sglang.srt.speculative.ddtree.accept import Acceptance
 from sglang.srt.speculative.ddtree.args import draft_view
 from sglang.srt.speculative.ddtree.calibration import Calibration
 from sglang.srt.speculative.ddtree.captured_head import by_position, draft_rows
-from sglang.srt.speculative.ddtree.choosing import Choosing, tree_shape
+from sglang.srt.speculative.ddtree.choosing import NONE, Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.draft_slots import draft_slots
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.lanes import Lanes
+from sglang.srt.speculative.ddtree.plain_step import BONUS, no_drafts
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
 from sglang.srt.speculative.ddtree.step_mask import StepMask
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.trace import is_tracing
-from sglang.srt.speculative.ddtree.tree import build_tree, is_exact
+from sglang.srt.speculative.ddtree.tree import build_tree, is_exact, root_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 
@@ -111,11 +113,68 @@ class DDTreeWorker(DFlashWorker):
             stages.interrupt()
             return super().forward_batch_generation(batch, **kwargs)
         stages.mark(stages.DRAFT, batch=len(batch.reqs))
-        result = super().forward_batch_generation(batch, **kwargs)
+        width, shape = self._choosing.choose()
+        if shape == NONE:
+            self._lanes.use(width)
+            result = self._decode_plainly(batch, **kwargs)
+        else:
+            result = super().forward_batch_generation(batch, **kwargs)
         self._lanes.rest()
         self._choosing.end()
         stages.mark(stages.REST)
         return result
+
+    def _decode_plainly(self, batch: ScheduleBatch, **kwargs: Any) -> GenerationBatchResult:
+        """A step that drafts nothing: plain decoding of the bonus token, and draft KV of it as after any step.
+
+        Where large batches make the target compute-bound, this can be faster than any tree.
+        """
+        draft_input = batch.spec_info
+        self._append_target_hidden_to_draft_kv(batch, draft_input)
+        tree = root_tree(getattr(draft_input, BONUS), batch.seq_lens)
+        verify_input = DDTreeVerifyInput(
+            draft_token=tree.tokens.reshape(-1),
+            positions=tree.positions.reshape(-1),
+            draft_token_num=1,
+            tree=tree,
+            targets=self._targets,
+            block_size=int(self.block_size),
+            pool=self._moving_pool,
+            on_accepted=None if self.use_compact_draft_cache else self._write_root_kv,
+            traced=self.tp_rank == 0,
+        )
+        verify_input.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
+        prefix = batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum
+        # In plain decoding the lengths count the token that goes in.
+        batch.seq_lens, batch.seq_lens_cpu = batch.seq_lens + 1, batch.seq_lens_cpu + 1
+        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        batch.spec_info, batch.return_hidden_states = None, False
+        plain = batch.get_model_worker_batch()
+        batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = prefix
+        plain.capture_hidden_mode = CaptureHiddenMode.FULL
+        stages.mark(stages.VERIFY)
+        output = self.target_worker.forward_batch_generation(plain, is_verify=True, **kwargs)
+
+        batch.spec_info = verify_input
+        bonus, draft_input.ctx_lens, draft_input.target_hidden, _ = verify_input.verify(
+            batch=batch, logits_output=output.logits_output, page_size=self.page_size
+        )
+        setattr(draft_input, BONUS, bonus)
+        self._append_target_hidden_to_draft_kv(batch, draft_input)
+        batch.spec_info = draft_input
+        return GenerationBatchResult(
+            logits_output=output.logits_output,
+            next_token_ids=bonus,
+            can_run_cuda_graph=output.can_run_cuda_graph,
+            **no_drafts(len(batch.reqs)),
+        )
+
+    def _write_root_kv(self, batch: ScheduleBatch, acceptance: Acceptance, hidden_states: torch.Tensor) -> None:
+        """Draft KV of the one token of each request; otherwise as `_write_draft_kv`."""
+        with torch.inference_mode():
+            context = self.draft_model.project_target_hidden(hidden_states)
+            self._append_context(context, batch.seq_lens.to(torch.int64), batch.out_cache_loc)
+        self._draft_kv_written = True
 
     def clear_cache_pool(self) -> None:
         """The cache is flushed, as after every weight update: the exponents start anew."""
