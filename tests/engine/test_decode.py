@@ -32,11 +32,7 @@ BREAKS = {
         "prefix_lens.to(torch.int64).unsqueeze(1) + torch.arange(depths.shape[1])",
     ),
     # DFLASH's rule: the first rows instead of the path's.
-    "commit": (
-        "verify_input.py",
-        "for node in paths[request][:count]",
-        "for node in range(len(paths[request][:count]))",
-    ),
+    "commit": ("placing.py", "nodes = acceptance.path[request, :count]", "nodes = torch.arange(count)"),
 }
 
 

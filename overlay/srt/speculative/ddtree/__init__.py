@@ -25,6 +25,14 @@
     *_reference   what a kernel has to give, by tensor operations
     *_kernel      the same in one launch, on a GPU
     commit        an accepted path in the shapes of a DFLASH step
+    captured_head the draft head inside the draft's CUDA graph (0.5.15 and later)
+    slots         which slots a step verifies in; `draft_slots`: where the draft KV of what it commits goes
+    placing       the first worker: a step's slots sorted on the device, before the host knows what was accepted
+    host_copies   copies that nobody waits for, or waits for late
+    step_mask     where a step's mask is written
+    draft_kv_graphs  the second worker: the draft KV of a step in one CUDA graph
+    stages        times of a step's stages, from CUDA events
+    launching     launches of kernels that cost the host little
     verify_input  one verify step of a batch (one variant a generation): the first worker's commits it as well
     worker        the DFLASH worker with the chain replaced by a tree (one variant a generation)
     penalties     the second worker: penalties of the root, exact with overlap scheduling
