@@ -29,9 +29,10 @@ CASES: dict[str, dict[str, Any]] = {
     # So hot that a draw without its temperature is another distribution; each filter still takes tokens away.
     "top-p and min-p": {"temperature": 3.0, "top_k": 8, "top_p": 0.4, "min_p": 0.25},
     "forbidden drafts": {"temperature": 1.0, "logit_bias": FORBIDDEN},
-    "penalised": {"temperature": 0.8, "frequency_penalty": 2.0, "presence_penalty": 2.0},
+    "penalised": {"temperature": 0.8, "frequency_penalty": 1.5, "presence_penalty": 0.5},
+    "penalised blanks": {"temperature": 0.8, "frequency_penalty": 2.0, "presence_penalty": 2.0},
 }
-PROMPTS = dict.fromkeys(CASES, PROMPT) | {"penalised": BLANKS}
+PROMPTS = dict.fromkeys(CASES, PROMPT) | {"penalised blanks": BLANKS}
 #: Cases of an engine by its budget: the widest tree serves all.
 SERVED = {1: ("temperature", "top-k"), 4: ("temperature", "top-k"), 16: tuple(CASES)}
 

@@ -3,34 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.engines import Engines, Sites
+from tests.engine.engines import Engines, Release, Sites
 
 
 CALLS = [harness.greedy(harness.prompts(0, 1, 3, 5), 48), harness.greedy(harness.prompts(2), 48)]
 RELEASES = (harness.RELEASE, harness.SECOND_RELEASE)
 
 
-@pytest.fixture(scope="module")
-def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def queue(engines: Engines, sites: Sites) -> None:
     """Both workers with and without a fit."""
-    engines = Engines(tmp_path_factory.mktemp("calibration"))
-    engines.start("plain", sites[harness.RELEASE], harness.engine_args(None), CALLS)
     for version in RELEASES:
+        here = Release(engines, sites, version, ahead=version in harness.SECOND_WORKER)
+        if version == harness.RELEASE:
+            here.start("plain", harness.engine_args(None), CALLS)
         for mode in ("auto", "off", "1.5"):
             name = f"{version} {mode}"
             args = harness.engine_args(
                 "DDTREE", speculative_ddtree_budget=7, speculative_ddtree_calibration=mode,
                 disable_overlap_schedule=version == harness.RELEASE,
             )  # fmt: skip
-            trace = str(engines.folder / name / "trace.jsonl")
-            engines.start(name, sites[version], args, CALLS, SGLANG_DDTREE_TRACE=trace)
-    yield engines
-    engines.close()
+            here.start(name, args, CALLS, SGLANG_DDTREE_TRACE=engines.trace_file(name))
 
 
 def outputs(result: dict[str, Any]) -> list[list[list[int]]]:

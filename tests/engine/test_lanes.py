@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from tests.engine import harness, scenarios
-from tests.engine.engines import Engines, Sites
+from tests.engine.engines import Engines, Release, Sites
 
 
 LANES = "3,7,16,40"
@@ -29,20 +28,13 @@ def asking(wish: Any) -> dict[str, Any]:
     return {"input_ids": harness.prompts(0, 1, 3), "sampling_params": params}
 
 
-@pytest.fixture(scope="module")
-def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def queue(engines: Engines, sites: Sites) -> None:
     """Of each generation: plain decoding, and one engine with four lanes."""
-    engines = Engines(tmp_path_factory.mktemp("lanes"))
-    room = {
-        "model_path": str(harness.text_target(tmp_path_factory.mktemp("target") / "target")),
-        "skip_tokenizer_init": False,
-        "context_length": scenarios.CONTEXT,
-        "max_total_tokens": 4096,
-        "max_running_requests": 8,
-    }
     alone = [harness.alone(flow) for flow in scenarios.FLOWS.values()]
-    engines.start("plain", sites[harness.RELEASE], harness.engine_args(None, **room), [asking(None), *alone])
     for version in RELEASES:
+        here = Release(engines, sites, version, ahead=version in harness.SECOND_WORKER)
+        if version == harness.RELEASE:
+            here.plain("plain", [asking(None), *alone])
         args = harness.engine_args(
             "DDTREE",
             speculative_ddtree_budget=16,
@@ -54,18 +46,16 @@ def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             "speculative_ddtree_budgets": None,
             "max_total_tokens": 4096,
         }
-        engines.start(f"auto {version}", sites[version], auto, [asking(None), asking("chain")])
-        trace = {"SGLANG_DDTREE_TRACE": str(engines.folder / version / "trace.jsonl")}
-        engines.start(version, sites[version], args, [asking(wish) for wish in WISHES], **trace)
+        here.start(f"auto {version}", auto, [asking(None), asking("chain")])
+        trace = engines.trace_file(version)
+        here.start(version, args, [asking(wish) for wish in WISHES], SGLANG_DDTREE_TRACE=trace)
         flows = [{"flow": scenarios.wishing(flow)} for flow in scenarios.FLOWS.values()]
         paged = (
             args
-            | room
+            | here.room
             | {"page_size": 16, "speculative_ddtree_budget": 7, "speculative_ddtree_budgets": scenarios.LANES}
         )
-        engines.start(f"flows {version}", sites[version], paged, flows)
-    yield engines
-    engines.close()
+        here.start(f"flows {version}", paged, flows)
 
 
 @pytest.mark.parametrize("version", RELEASES)

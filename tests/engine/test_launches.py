@@ -7,13 +7,12 @@ kernel. A function of the overlay that is one launch on a GPU counts as one. `sc
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.engines import Engines, Sites
+from tests.engine.engines import Engines, Release, Sites
 
 
 VERSIONS = (harness.RELEASE, harness.SECOND_RELEASE)
@@ -21,20 +20,17 @@ VERSIONS = (harness.RELEASE, harness.SECOND_RELEASE)
 WAITS = {harness.RELEASE: 2, harness.SECOND_RELEASE: 0}
 
 
-@pytest.fixture(scope="module")
-def engines(sites: Sites, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+def queue(engines: Engines, sites: Sites) -> None:
     """Both arms of one release of each generation."""
-    engines = Engines(tmp_path_factory.mktemp("launches"))
     for version in VERSIONS:
+        here = Release(engines, sites, version, ahead=version in harness.SECOND_WORKER)
         for algorithm in ("DFLASH", "DDTREE"):
             extra: dict[str, Any] = {"disable_overlap_schedule": version in harness.FIRST_WORKER}
             if algorithm == "DDTREE":
                 extra["speculative_ddtree_budget"] = 16
             name = f"{algorithm} {version}"
             args, calls = harness.engine_args(algorithm, **extra), [harness.greedy(harness.prompts(0, 1, 3), 24)]
-            engines.start(name, sites[version], args, calls, DDTREE_COUNT=str(engines.folder / f"{name}.count"))
-    yield engines
-    engines.close()
+            here.start(name, args, calls, DDTREE_COUNT=str(engines.folder / f"{name}.count"))
 
 
 def steps(engines: Engines, name: str) -> list[dict[str, Any]]:

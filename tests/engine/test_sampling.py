@@ -2,7 +2,7 @@
 """Sampled requests in the real engine have the target's own distribution, place by place.
 
 The level is `sampled.LEVEL`. What it still sees is tested too: a rule that takes the first draft in 15 of 100
-draws is found in every case. `scripts/mutate` breaks the sampler itself.
+draws is found in every case but one. `scripts/mutate` breaks the sampler itself.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from tests.engine.engines import Engines, Release, Sites
 
 
 RUNS = [(budget, case) for budget, cases in sampled.SERVED.items() for case in cases]
+#: Of blanks, which are drafted, a right draw takes nearly as many as a biased one.
+SEEN = [(budget, case) for budget, case in RUNS if case != "penalised blanks"]
 
 
 def queue(engines: Engines, sites: Sites) -> None:
@@ -56,9 +58,9 @@ def test_every_place_has_the_targets_distribution(judged: Judged, budget: int, c
     assert sampled.faults(judged[budget][case]) == []
 
 
-@pytest.mark.parametrize(("budget", "case"), RUNS)
+@pytest.mark.parametrize(("budget", "case"), SEEN)
 def test_a_bias_towards_the_draft_would_be_seen(judged: Judged, budget: int, case: str) -> None:
-    """Fifteen of 100 draws replaced by the drafter's first choice fail the test above, in every case that drafts."""
+    """Fifteen of 100 draws replaced by the drafter's first choice fail the test above, in every case but one."""
     assert min(judged[budget][case]["replaced"].values()) < sampled.LEVEL
 
 
@@ -76,9 +78,10 @@ def test_drafts_cover_all_some_and_none_of_the_support(judged: Judged) -> None:
         assert draws[covered] >= 100, draws
 
 
-def test_penalised_requests_are_judged_at_the_root(judged: Judged) -> None:
+@pytest.mark.parametrize("case", ["penalised", "penalised blanks"])
+def test_penalised_requests_are_judged_at_the_root(judged: Judged, case: str) -> None:
     """Each of their tokens is drawn at the root of a tree of its own: a path inside the tree is never followed."""
-    kinds = {cell["covered"] for cell in judged[16]["penalised"]["cells"]}
+    kinds = {cell["covered"] for cell in judged[16][case]["cells"]}
     assert "leaf" not in kinds
 
 
