@@ -129,14 +129,14 @@ def capture_draft_kv(worker: Any, sizes: Sequence[int]) -> DraftKVGraphs | None:
         found = [] if helper is None else [value for value in vars(helper).values() if isinstance(value, torch.Tensor)]
         return [*found, getattr(getattr(helper, "rotary_emb", None), "cos_sin_cache", None)]
 
-    graphs = DraftKVGraphs(
-        append,
-        slots=worker._draft_verify_out_cache_loc_buf,
-        positions=worker._draft_block_positions_buf,
-        features=int(features),
-        dtype=worker.model_runner.dtype,
-    )
     try:
+        graphs = DraftKVGraphs(
+            append,
+            slots=worker._draft_verify_out_cache_loc_buf,
+            positions=worker._draft_block_positions_buf,
+            features=int(features),
+            dtype=worker.model_runner.dtype,
+        )
         graphs.capture(sizes, workspaces)
     except Exception as error:  # (SGLang's functions raise what they like; without graphs all goes on)
         logger.warning("DDTREE: the draft KV is launched step by step; no graph of it could be captured: %s", error)
