@@ -11,6 +11,12 @@
     lane_sizes    for which batch sizes a lane is captured
     lane_parts    how this release builds a lane (one variant a generation)
     choosing      which lane a step takes; what a request may ask for
+    auto          the choice made while serving, the same on every rank; `auto_setup`: what it is made of
+    choice        which width and shape promise most tokens a millisecond; `accept_rates`, `round_times`: from what
+    observing     what steps take and tell, without waiting for the device; `tally`: what a step tells of every width
+    start_up_times  what a step costs in every lane, by replays at a start
+    report        log, metrics and `/server_info`
+    plain_step    the first worker: a step that drafts nothing, by the names of this release
     memory        what each budget costs, told at a start
     graph_memory  bytes of a node's graph buffers, and bytes that are free
     draft_head    draft hidden states -> top-k log-probabilities per draft position
