@@ -56,6 +56,9 @@ def test_fit_starts_at_one_and_moves(engines: Engines, version: str) -> None:
     """The first trees are those of the drafter's own probabilities; this drafter understates, so later ones are not."""
     fitted, off, given = (root_scores(engines, f"{version} {mode}") for mode in ("auto", "off", "1.5"))
 
+    told = engines[f"{version} auto"]["server_info"]["ddtree_calibration"]
+    assert told["labels"][0] > 40
+    assert max(told["exponents"]) > 1.2, told
     assert fitted[0] == pytest.approx(off[0], abs=1e-5)
     assert given[0] != pytest.approx(off[0], abs=1e-3)
     assert accept_length(engines[f"{version} auto"]) > accept_length(engines[f"{version} off"])

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from prometheus_client import REGISTRY
+from sglang.srt.speculative.ddtree import calibration_report
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.calibration import (
     AHEAD,
@@ -21,7 +24,9 @@ from sglang.srt.speculative.ddtree.calibration import (
 )
 from sglang.srt.speculative.ddtree.calibration_args import AUTO, HIGHEST, LOWEST, calibration_values, check_calibration
 from sglang.srt.speculative.ddtree.calibration_kernel import update
+from sglang.srt.speculative.ddtree.calibration_report import tell_of
 from sglang.srt.speculative.ddtree.draft_head import Choices, DraftHead
+from sglang.srt.speculative.ddtree.report import server_state
 from sglang.srt.speculative.ddtree.tree import build_tree
 
 
@@ -398,3 +403,35 @@ def test_flag_refuses(text: str, said: str) -> None:
     with pytest.raises(ValueError, match="speculative-ddtree-calibration") as refused:
         check_calibration(text, 4)
     assert said in str(refused.value)
+
+
+class Records(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+def test_operators_see_the_exponents() -> None:
+    """A log line once they have moved, a gauge for each depth, and what `/server_info` says."""
+    calibration, seen = fitted(), Records()
+    arguments = SimpleNamespace(enable_metrics=True, served_model_name="tiny", extra_metric_labels=None)
+    tell_of(calibration, arguments, 0)
+    calibration.state[EXPONENTS] = torch.tensor([1.5, 1.25, 1, 1, 1])
+    calibration.state[LABELS] = 300.0
+    logging.getLogger(calibration_report.__name__).addHandler(seen)
+    logging.getLogger(calibration_report.__name__).setLevel(logging.INFO)
+
+    for _ in range(1200):
+        calibration.told()
+
+    assert len(seen.lines) == 1, "the second look finds nothing new"
+    assert "exponents 1.50 1.25 1.00 1.00 1.00 after 300 labels" in seen.lines[0]
+    labels = {"model_name": "tiny", "engine_type": "unified", "tp_rank": "0", "pp_rank": "0"}
+    values = [REGISTRY.get_sample_value("sglang:ddtree_exponent", {**labels, "depth": str(d)}) for d in (1, 2, 5)]
+    assert values == [1.5, 1.25, 1.0]
+    assert server_state()["ddtree_calibration"]["exponents"] == [1.5, 1.25, 1.0, 1.0, 1.0]

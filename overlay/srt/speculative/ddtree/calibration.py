@@ -20,6 +20,7 @@ a position's to the common exponent of all, and that to 1. Where the exponents i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -63,6 +64,8 @@ class Calibration:
 
     def __init__(self, wanted: tuple[float, ...] | str | None, positions: int, device: torch.device | str) -> None:
         self._wanted = wanted
+        #: Called behind every observed step.
+        self.told: Callable[[], None] | None = None
         #: Float32 [STATE_ROWS, L]; changed in place, so a captured graph reads it as it is at each replay.
         self.state = torch.zeros((STATE_ROWS, positions), dtype=torch.float32, device=device)
         self.reset()
@@ -103,6 +106,8 @@ class Calibration:
         else:
             update = update_by_tensors
         update(self.state, choices, acceptance.tokens, acceptance.accept_lens, root_only)
+        if self.told is not None:
+            self.told()
 
     def report(self) -> dict[str, Any]:
         """`describe` of the state as it is now. Waits for the device: not for a step."""

@@ -69,12 +69,6 @@ class Metrics:
             [*names, "budget"],
             multiprocess_mode="mostrecent",
         )
-        self._exponent = Gauge(
-            "sglang:ddtree_exponent",
-            "Exponent on the drafter's probabilities, by depth.",
-            [*names, "depth"],
-            multiprocess_mode="mostrecent",
-        )
         self._counted: Counter[Choice] = Counter()
         self._shapes: dict[int, str] = {}
 
@@ -103,11 +97,6 @@ class Metrics:
         """Milliseconds a round, from `Chooser.table`."""
         for choice, _, milliseconds in table:
             self._milliseconds.labels(**self._labels, budget=str(choice)).set(milliseconds)
-
-    def set_exponents(self, exponents: Sequence[float]) -> None:
-        """Exponents in use, by depth."""
-        for depth, exponent in enumerate(exponents, 1):
-            self._exponent.labels(**self._labels, depth=str(depth)).set(exponent)
 
 
 def labels_of(server_args: Any, *, tp_rank: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from sglang.srt.speculative.ddtree import stages
 from sglang.srt.speculative.ddtree.accept import Acceptance
 from sglang.srt.speculative.ddtree.args import draft_view
 from sglang.srt.speculative.ddtree.calibration import Calibration
+from sglang.srt.speculative.ddtree.calibration_report import tell_of
 from sglang.srt.speculative.ddtree.captured_head import by_position, draft_rows
 from sglang.srt.speculative.ddtree.choosing import NONE, Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows
@@ -85,6 +86,7 @@ class DDTreeWorker(DFlashWorker):
         self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
         wanted = str(server_args.speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, int(self.block_size) - 1, self.model_runner.device)
+        tell_of(self._calibration, server_args, self.tp_rank)
         self._lanes = Lanes(self.model_runner, self.draft_model_runner)
         self._lanes.capture()
         self._choosing = Choosing(self._lanes, server_args)

@@ -21,6 +21,7 @@ from sglang.srt.speculative.ddtree import stages
 from sglang.srt.speculative.ddtree.accept import Acceptance, accept
 from sglang.srt.speculative.ddtree.args import draft_width
 from sglang.srt.speculative.ddtree.calibration import Calibration
+from sglang.srt.speculative.ddtree.calibration_report import tell_of
 from sglang.srt.speculative.ddtree.captured_head import CapturedHead, by_position, draft_rows
 from sglang.srt.speculative.ddtree.choosing import TREE, Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
@@ -86,6 +87,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._captured_head: CapturedHead | None = None
         wanted = str(spec().speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, draft_width() - 1, self.model_runner.device)
+        tell_of(self._calibration, self.model_runner.server_args, get_tp_group().rank_in_group)
         self._draft_kv_graphs: DraftKVGraphs | None = None
         self._is_recurrent = is_recurrent(self.model_runner)
         self._is_first_rank = get_tp_group().rank_in_group == 0
