@@ -161,7 +161,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--settle", type=float, default=2.0, help="seconds that auto decodes before a first measurement"
     )
-    parser.add_argument("--stages", default="1,8,32", help="concurrencies at which the stages of a step are measured")
+    parser.add_argument("--stages", help="concurrencies at which stages are timed; default: smallest, middle, largest")
+    parser.add_argument("--no-texts", action="store_true", help="do not compare the padded pair's texts again")
     parser.add_argument("--without-calibration", action="store_true", help="a second DDTREE engine as a control")
     parser.add_argument("--limit", type=float, default=450, help="seconds for everything")
     parser.add_argument("--start-limit", type=float, default=300, help="seconds for the engines to start")
@@ -203,7 +204,7 @@ def whole(run: Run, workdir: Path) -> None:
     bench = Bench(options, workdir / "padded" if options.padded_like else options.pair)
     run.result |= {"block": bench.block, "machine": machine(options)}
     jobs = dict(bench.engines)
-    if options.padded_like:
+    if options.padded_like and not options.no_texts:
         jobs["unpadded"] = engine_arguments(options, options.pair, [1, 4, 16])
     with Started(options, workdir, jobs) as started:
         started.wait(min(options.start_limit, run.left()))
@@ -220,14 +221,14 @@ def whole(run: Run, workdir: Path) -> None:
                 run.result["padding"]["texts"] = compare_texts(
                     started,
                     ("plain", "dflash", "ddtree"),
-                    run.prompts[: 4 if options.cpu else 16],
-                    8 if options.cpu else 64,
+                    run.prompts[: 4 if options.cpu else 8],
+                    8 if options.cpu else 48,
                 )
                 started.engines.pop("unpadded").close()
                 run.phase("padded texts compared")
             warm_up(run, started, arms)
             run.phase("warmed up")
-            reserve = STAGE_SECONDS * 2 * len(arms) * len(options.stages.split(","))
+            reserve = STAGE_SECONDS * 2 * len(arms) * len(staged_sizes(options))
             rounds(run, started, arms, bench.block, reserve)
             run.phase("rounds measured")
             stages(run, started, arms, bench.block)
@@ -316,7 +317,7 @@ def served(run: Run, arm: Arm, size: int, block: int) -> bool:
 def stages(run: Run, started: Started, arms: list[Arm], block: int) -> None:
     """Time the stages of each speculative arm's steps; a run of its own, so that events disturb no round."""
     staged = [arm for arm in arms if arm.name != "plain" and "uncalibrated" not in arm.name]
-    for size in [int(text) for text in run.options.stages.split(",") if text]:
+    for size in staged_sizes(run.options):
         for arm in staged:
             if not served(run, arm, size, block):
                 continue
@@ -335,6 +336,14 @@ def stages(run: Run, started: Started, arms: list[Arm], block: int) -> None:
             run.result["stages"].append({"concurrency": size, "arm": arm.name, "steps": steps[1:]})
     if not any(entry["steps"] for entry in run.result["stages"]):
         run.drop("stages: the engines wrote none")
+
+
+def staged_sizes(options: argparse.Namespace) -> list[int]:
+    """Concurrencies at which stages are timed; each is one of the run's."""
+    sizes = concurrencies(options)
+    if options.stages is None:
+        return sorted({sizes[0], sizes[len(sizes) // 2], sizes[-1]})
+    return [size for size in sizes if str(size) in options.stages.split(",")]
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
