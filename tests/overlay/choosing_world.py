@@ -127,6 +127,7 @@ class World:
         noise: Relative spread of what a step takes; one step in a hundred takes tenfold as well.
         gap: Milliseconds between two steps.
         interrupted: Part of the steps that a prefill precedes.
+        disturbed: How much longer the first eight steps of every choice are measured to take.
     """
 
     chooser: Chooser
@@ -134,6 +135,7 @@ class World:
     noise: float = 0.0
     gap: float = 0.3
     interrupted: float = 0.0
+    disturbed: float = 1.0
 
     def __post_init__(self) -> None:
         self._random = random.Random(11)
@@ -167,6 +169,8 @@ class World:
         measured = took * max(0.2, self._random.gauss(1.0, self.noise))
         if self.noise and self._random.random() < 0.01:
             measured *= 10
+        if sum(ran == choice for _, ran in self.history) <= 8:
+            measured *= self.disturbed
         interrupted = self._random.random() < self.interrupted
         grown = len(WIDTHS) if self._steps % 8 == 0 else sum(w <= choice.width for w in WIDTHS) + 1
         is_tree = choice.shape == "tree"

@@ -64,6 +64,14 @@ def test_noisy_clocks_do_not_matter(batch_size: int) -> None:
     assert here.decode(CODE, batch_size, 10_000) >= 0.96 * here.best(CODE, batch_size)[0]
 
 
+@pytest.mark.parametrize("batch_size", [1, 8])
+def test_a_first_measurement_that_was_disturbed_is_soon_forgotten(batch_size: int) -> None:
+    """Every choice's first steps take half as long again as they will: a compiler, caches, a page that is missing."""
+    here = world(memory_bound, noise=0.02, disturbed=1.5)
+    here.decode(CODE, batch_size, 2500)
+    assert here.decode(CODE, batch_size, 5000) >= 0.97 * here.best(CODE, batch_size)[0]
+
+
 @pytest.mark.parametrize("batch_size", [4, 24])
 def test_another_workload_is_noticed_within_a_second(batch_size: int) -> None:
     """Code, prose and code again, which want different widths."""
@@ -127,7 +135,7 @@ def test_a_chain_is_taken_only_where_trees_cost_more_to_build_than_they_bring(ex
     here.decode(CODE, 8, 4000)
     rate, best = here.best(CODE, 8)
     assert (best.shape == "chain") == bool(extra)
-    assert here.decode(CODE, 8, 5000) >= 0.96 * rate
+    assert here.decode(CODE, 8, 5000) >= 0.95 * rate
 
 
 def test_two_equal_widths_do_not_take_turns() -> None:

@@ -27,6 +27,7 @@ _OWN_ARGUMENTS = {
     "_check_own_fields",
     "check_budgets",
     "budget_list",
+    "calibration_values",
     "check_wish",
 }
 #: Said elsewhere: on the page of backends, by SGLang itself in the first generation, and as a limit in another module.

@@ -22,7 +22,7 @@ PERIOD, LONG_PERIOD, _SETTLED = 8, 24, 12
 _ADVANTAGE = 1.012
 #: Part of a bucket's time that may be lost to looking at choices that seem worse.
 _LOOKING = 0.012
-#: Of that, the part that one choice may cost: one that was measured before, and one that never was.
+#: Of that, the part that one choice may cost: one that is known, and one that was hardly measured yet.
 _AGAIN, _FIRST = 0.25, 0.6
 #: A choice is not looked at again before so many periods.
 _REST = 6
@@ -189,7 +189,8 @@ class Chooser:
         for choice in others:
             self._waited[bucket, choice] += passed
             age = self.times.age(bucket, choice)
-            part = 1.0 if len(others) == 1 else _FIRST if age is None else _AGAIN
+            is_doubtful = self.times.is_doubtful(bucket, choice)
+            part = 1.0 if len(others) == 1 else _FIRST if is_doubtful else _AGAIN
             wait = max(_REST * period, losses[choice] / (part * _LOOKING))
             if age != 0.0 and losses[choice] <= self._saved[bucket] and self._waited[bucket, choice] >= wait:
                 due.append((self._waited[bucket, choice] / wait, choice))

@@ -20,7 +20,7 @@ _WEIGHT, _AGAIN = 0.2, 0.4
 #: Of the first so many measurements the least counts: whatever disturbs a step makes it longer.
 _FEW = 3
 #: Until then a choice is not believed to be slower than others suggest by more than this.
-_DOUBT = 1.3
+_DOUBT = 1.05
 
 
 class Choice(NamedTuple):
@@ -109,6 +109,11 @@ class RoundTimes:
         """Milliseconds of rounds since a choice was measured in a bucket; None if it never was."""
         lane = self._measured[bucket].get(choice)
         return None if lane is None else lane.age
+
+    def is_doubtful(self, bucket: int, choice: Choice) -> bool:
+        """Whether a choice was measured in a bucket only a few times, if at all."""
+        lane = self._measured[bucket].get(choice)
+        return lane is None or lane.samples < _FEW
 
     def expected(self, bucket: int, choice: Choice) -> float:
         """Milliseconds that a round is expected to take: step and gap."""

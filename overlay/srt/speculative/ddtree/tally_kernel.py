@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import triton
 import triton.language as tl
+from sglang.srt.speculative.ddtree.launching import launch
 
 
 if TYPE_CHECKING:
@@ -15,7 +16,38 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.ddtree.tree import Tree
 
 
-@triton.jit
+#: One compiled kernel serves every batch, width and lane: a step must not wait for a compiler.
+_SIZES = (
+    "out_stride",
+    "grown",
+    "scores_stride",
+    "width",
+    "rank_stride",
+    "parent_stride",
+    "steps",
+    "path_stride",
+    "positions",
+    "request_stride",
+    "position_stride",
+)
+_TENSORS = (
+    "out",
+    "widths",
+    "scores",
+    "ranks",
+    "parents",
+    "path",
+    "accept_lens",
+    "last_nodes",
+    "bonus",
+    "log_probs",
+    "token_ids",
+)
+#: Nodes and steps up to which that one serves.
+_NODES, _STEPS = 256, 16
+
+
+@triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TENSORS)
 def _count(
     out,
     widths,
@@ -91,7 +123,7 @@ def tally_by_kernel(
     grown, width, steps, positions = scores.shape[1], tree.ranks.shape[1], path.shape[1], log_probs.shape[1]
     if log_probs.stride() != token_ids.stride():
         raise RuntimeError(f"DDTREE: choices laid out as {log_probs.stride()} and {token_ids.stride()}, not alike")
-    _count[(min(len(out), len(scores)),)](
+    tensors = (
         out,
         widths,
         scores,
@@ -103,6 +135,8 @@ def tally_by_kernel(
         acceptance.bonus,
         log_probs,
         token_ids,
+    )
+    sizes = (
         out.stride(0),
         grown,
         scores.stride(0),
@@ -114,10 +148,12 @@ def tally_by_kernel(
         positions,
         log_probs.stride(0),
         log_probs.stride(1),
-        WIDTHS=len(widths),
-        GROWN=triton.next_power_of_2(grown),
-        NODES=triton.next_power_of_2(width),
-        STEPS=triton.next_power_of_2(steps),
-        POSITIONS=triton.next_power_of_2(positions),
-        num_warps=1,
     )
+    constants = {
+        "WIDTHS": len(widths),
+        "GROWN": max(_NODES, triton.next_power_of_2(grown)),
+        "NODES": max(_NODES, triton.next_power_of_2(width)),
+        "STEPS": max(_STEPS, triton.next_power_of_2(steps)),
+        "POSITIONS": max(_STEPS, triton.next_power_of_2(positions)),
+    }
+    launch(_count, (min(len(out), len(scores)), 1, 1), tensors + sizes, constants, num_warps=1)

@@ -59,7 +59,7 @@ class Tree:
         piece: it is to be preferred.
         """
         if not 1 <= width <= self.width:
-            raise ValueError(f"DDTREE: a tree of {self.width} nodes has no first {width}")
+            raise IndexError(f"DDTREE: a tree of {self.width} nodes has no first {width}")
         names = ("tokens", "parents", "depths", "ranks", "positions", "scores")
         cut = {name: getattr(self, name)[:, :width] for name in names}
         for name in ("first_child", "next_sibling"):
