@@ -86,7 +86,7 @@ class Lanes:
             if not self._widest.batch_sizes:
                 self._lanes[width] = replace(lane, runner=self._widest.runner)
                 continue
-            start, before = time.perf_counter(), _free_bytes()
+            start, before = time.perf_counter(), _held_bytes()
             lend_buffers(lane.backend, lenders)
             self._lanes[width] = self._captured(lane, capture_graphs(self._model_runner, lane.backend, width))
             lenders.append(lane.backend)
@@ -97,7 +97,7 @@ class Lanes:
                     self._lanes[width].batch_sizes[-1],
                     len(self._lanes[width].batch_sizes),
                     time.perf_counter() - start,
-                    (before - _free_bytes()) / 2**30,
+                    (_held_bytes() - before) / 2**30,
                 )
         self.rest()
         if get_tp_group().rank_in_group == 0:
@@ -183,5 +183,6 @@ def _with_buffer(mask: Any, buffer: torch.Tensor) -> Any:
     return msgspec.structs.replace(mask, buffer=buffer)
 
 
-def _free_bytes() -> int:
-    return torch.cuda.mem_get_info()[0] if torch.cuda.is_available() else 0
+def _held_bytes() -> int:
+    """What PyTorch holds of the GPU for this process; what is free tells of other processes as well."""
+    return torch.cuda.memory_reserved() if torch.cuda.is_available() else 0
