@@ -42,7 +42,7 @@ def main() -> None:
     for name, draw in (("budgets", budgets), ("concurrency", concurrency), ("stages", stages)):
         figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
         draw(axes, result)
-        figure.text(0.995, 0.005, caption(result), ha="right", va="bottom", fontsize=6, color="0.4")
+        figure.text(0.995, 0.995, caption(result), ha="right", va="top", fontsize=6, color="0.4")
         file = folder / f"{options.result.stem}-{name}.png"
         figure.savefig(file, dpi=150)
         plt.close(figure)
