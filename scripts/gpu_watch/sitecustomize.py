@@ -189,6 +189,7 @@ if os.environ.get("DDTREE_GUARD") or os.environ.get("DDTREE_COUNT"):
         "slots",
         "accept",
         "kv_move",
+        "placing",
         "draft_slots",
     )
     HOOKS |= dict.fromkeys((f"{SPECULATIVE}.ddtree.{name}" for name in PARTS), watch_steps_of)

@@ -22,6 +22,7 @@ LAUNCHES = {
     "accept": {"accept": 1},
     "kv_move": {"move_to_front": 1},
     "draft_slots": {"draft_slots": 1},
+    "placing": {"place": 1},
 }
 HEAD_LAUNCHES = 3
 
