@@ -70,7 +70,7 @@ def test_the_table_says_what_the_overlay_does(row: Release):
         else:
             assert why_not[name] in reason
 
-    assert supported == set(constants(row, "settings")["TREE_ATTENTION_BACKENDS"])
+    assert supported == set(constants(row, "proven")["TREE_ATTENTION_BACKENDS"])
     assert supported | set(why_not) == set(documented())
 
 
@@ -95,5 +95,5 @@ def test_what_was_proven_with_8_bits_is_supported_at_all(row: Release):
     """And every reason can be read behind a backend's name."""
     backends = constants(row, "backends")
 
-    assert set(backends["FLOAT8_KV_BACKENDS"]) <= set(constants(row, "settings")["TREE_ATTENTION_BACKENDS"])
+    assert set(backends["FLOAT8_KV_BACKENDS"]) <= set(constants(row, "proven")["TREE_ATTENTION_BACKENDS"])
     assert all(re.match(r"(its?|no) \S", reason) for reason in backends["WHY_NOT"].values())
