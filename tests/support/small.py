@@ -176,6 +176,9 @@ class TokenizerManager:
 
     def _calculate_spec_decoding_metrics(self, meta_info, recv_obj, i):
         meta_info["spec_verify_ct"] = recv_obj.spec_verify_ct[i]
+
+    def _validate_one_request(self, obj, input_ids):
+        self.longest = len(input_ids)
 """,
     "srt/model_executor/model_runner.py": """\
 class ModelRunner:
@@ -226,12 +229,6 @@ if TYPE_CHECKING:
     from sglang.srt.server_args import ServerArgs
 
 
-def add_ddtree_cli_args(parser):
-    from sglang.srt.server_args import ServerArgs
-
-    parser.add_argument("--speculative-ddtree-budget", default=ServerArgs.speculative_ddtree_budget)
-
-
 def choose_attention_backend(server_args: ServerArgs) -> None:
     server_args.attention_backend = "triton"
 
@@ -258,6 +255,12 @@ def extra_draft_columns(server_args: ServerArgs) -> int:
 def request_meta_info(server_args: ServerArgs) -> dict[str, int]:
     return {"budget": server_args.speculative_ddtree_budget}
 """,
+    "srt/speculative/ddtree/flags.py": """\
+def add_ddtree_cli_args(parser):
+    from sglang.srt.server_args import ServerArgs
+
+    parser.add_argument("--speculative-ddtree-budget", default=ServerArgs.speculative_ddtree_budget)
+""",
     "srt/speculative/ddtree/gates.py": """\
 def prepare_graph_buffers(backend, max_bs, max_num_tokens, kv_indices):
     return kv_indices
@@ -280,6 +283,10 @@ def check_flash_attention_buffers(backend, max_bs, max_num_tokens):
 
 
 def check_recurrent_memory(state_bytes, free_gib):
+    return None
+""",
+    "srt/speculative/ddtree/choosing.py": """\
+def check_wish(server_args, obj):
     return None
 """,
     "srt/speculative/ddtree/topology.py": """\
