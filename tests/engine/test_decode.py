@@ -215,7 +215,7 @@ def test_server_and_requests_tell_the_truth(engines: Engines) -> None:
     assert info["speculative_ddtree_budget"] == 16
     assert info["speculative_num_draft_tokens"] == 17
     assert info["speculative_dflash_block_size"] == 8
-    assert "DDTREE ready. block size 8 (7 draft positions), budget 16 (verify width 17)" in result["log"]
+    assert "DDTREE ready. block size 8 (7 draft positions), budget 16 of 16, " in result["log"]
     for call in result["calls"][: len(CALLS)]:
         for spec, ids in zip(call["spec"], call["output_ids"], strict=True):
             assert spec["spec_algorithm"] == "DDTREE"
