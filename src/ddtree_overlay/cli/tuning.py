@@ -187,7 +187,7 @@ def _reached(app: App, target: Target, key: str) -> Iterator[Api]:
     with Tunnel(host, accept_new=app.accept_new) as tunnel:
         for text in tunnel.warnings:
             app.screen.warn(f"{target.name}: {text}")
-        yield Api(url, seconds, key, tunnel.dial)
+        yield Api(url, seconds, key, tunnel.dial, tunnel.fault)
 
 
 def _health_url(target: Target) -> str:

@@ -20,6 +20,8 @@ from ddtree_overlay.hosts.lean import paramiko
 
 #: What RFC 4254 calls them (section 5.1).
 _PROHIBITED, _CONNECT_FAILED = 1, 2
+#: A broken connection is known to be broken after so long.
+_ENDING_SECONDS = 0.3
 _PIECE = 65536
 
 
@@ -57,7 +59,7 @@ class Tunnel:
             if isinstance(e, TimeoutError) or "Timeout" in str(e):
                 raise TimeoutError from e
             raise ConnectionFailedError(
-                f"{self._host.name}: the SSH connection was lost",
+                self._lost,
                 why=str(e) or type(e).__name__,
                 next_step="run the command again",
             ) from e
@@ -66,6 +68,18 @@ class Tunnel:
         for pump, *ends in threads:
             threading.Thread(target=pump, args=ends, daemon=True).start()
         return near
+
+    @property
+    def _lost(self) -> str:
+        return f"{self._host.name}: the SSH connection was lost"
+
+    def fault(self) -> str:
+        """Why what went through the tunnel broke off, or "" when the tunnel itself still stands."""
+        for hop in self._hops:
+            hop.join(_ENDING_SECONDS)  # its channels close a moment before it ends
+            if not hop.is_alive():
+                return self._lost
+        return ""
 
     def __enter__(self) -> Tunnel:
         self._hops = connect(self._host, accept_new=self._accept_new, warnings=self.warnings)

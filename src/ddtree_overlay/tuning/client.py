@@ -39,12 +39,14 @@ class Api:
         seconds: Patience with one request.
         key: Its API key, or "".
         dial: How a connection is opened; directly, or through a tunnel.
+        fault: Why connections of `dial` break off, beside what the server does; "" when there is no such reason.
     """
 
     url: str
     seconds: float
     key: str = field(default="", repr=False)
     dial: Dial = lambda address, port, seconds: socket.create_connection((address, port), seconds)
+    fault: Callable[[], str] = lambda: ""
 
     def connection(self) -> Connection:
         """A connection that is opened by its first request."""
@@ -150,7 +152,7 @@ class Connection:
         except (OSError, http.client.HTTPException, ValueError) as e:
             self.close()
             cut = self._cut.is_set() or isinstance(e, TimeoutError)
-            raise NoAnswerError(f"no answer within {seconds:.0f} s" if cut else _reason(e)) from e
+            raise NoAnswerError(f"no answer within {seconds:.0f} s" if cut else self._api.fault() or _reason(e)) from e
         except OverlayError as e:
             self.close()
             raise NoAnswerError(f"{e.what}{f': {e.why}' if e.why else ''}") from e

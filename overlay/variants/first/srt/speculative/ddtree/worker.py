@@ -28,7 +28,7 @@ from sglang.srt.speculative.ddtree.draft_slots import draft_slots
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.lanes import Lanes
-from sglang.srt.speculative.ddtree.plain_step import BONUS, no_drafts
+from sglang.srt.speculative.ddtree.plain_step import BONUS, no_drafts, plain_forward
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
 from sglang.srt.speculative.ddtree.step_mask import StepMask
@@ -151,11 +151,9 @@ class DDTreeWorker(DFlashWorker):
         batch.seq_lens, batch.seq_lens_cpu = batch.seq_lens + 1, batch.seq_lens_cpu + 1
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
         batch.spec_info, batch.return_hidden_states = None, False
-        plain = batch.get_model_worker_batch()
-        batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = prefix
-        plain.capture_hidden_mode = CaptureHiddenMode.FULL
         stages.mark(stages.VERIFY)
-        output = self.target_worker.forward_batch_generation(plain, is_verify=True, **kwargs)
+        output = plain_forward(self.target_worker, batch, CaptureHiddenMode.FULL, **kwargs)
+        batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum = prefix
 
         batch.spec_info = verify_input
         bonus, draft_input.ctx_lens, draft_input.target_hidden, _ = verify_input.verify(
