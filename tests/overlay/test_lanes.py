@@ -34,8 +34,7 @@ def arguments(budget: object = "auto", listed: object = None, **changed: object)
 
 def target(**changed: object) -> SimpleNamespace:
     """A target's model runner; on a CPU nothing limits its graphs but their use."""
-    group = SimpleNamespace(world_size=1, rank_in_group=0)
-    base: dict[str, object] = {"is_draft_worker": False, "tp_group": group}
+    base: dict[str, object] = {"is_draft_worker": False}
     return SimpleNamespace(**(base | changed))
 
 
@@ -124,6 +123,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, free: int) -> SimpleNamespace:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(lane_sizes, "free_bytes", lambda: free)
     monkeypatch.setattr(lane_sizes, "node_bytes", lambda _: 2**20)
+    monkeypatch.setattr(lane_sizes, "get_tp_group", lambda: SimpleNamespace(world_size=1, rank_in_group=0))
     return target(model_config=SimpleNamespace(hidden_size=0), dtype=torch.bfloat16)
 
 
@@ -274,6 +274,11 @@ def test_a_step_takes_what_is_asked_for_or_what_is_configured(lanes: Lanes, publ
     assert chosen("chain") == (16, "chain")
     assert chosen(8, 15) == (41, "tree")
     assert chosen(77) == (41, "tree")
+    # Engines with graphs: a client does not choose a step of any size.
+    choosing._lanes = SimpleNamespace(widths=lanes.widths, fits=lambda width, count: width * count <= 20)
+    assert chosen(8, 8) == (9, "tree")
+    assert chosen(8, 8, 8) == (41, "tree")
+    assert chosen("chain", "chain") == (41, "tree")
 
 
 def test_the_chain_is_a_tree_of_first_choices():

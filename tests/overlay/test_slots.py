@@ -64,20 +64,26 @@ class Head:
 
 
 def test_captured_choices_are_found_by_the_hidden_states_of_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A smaller batch reads the first rows of a larger graph; tensors of a warm-up are unknown."""
+    """A smaller batch reads the first rows of a larger graph; hidden states of a warm-up are unknown."""
     head = CapturedHead(Head(), block_size=BLOCK, topk=2)
-    warm, small, large = (torch.randn(count * BLOCK, 8) for count in (2, 2, 4))
+    warm, larger, small, large, cold = (torch.randn(count * BLOCK, 8) for count in (2, 4, 2, 4, 3))
     monkeypatch.setattr(captured_head.torch.cuda, "is_current_stream_capturing", lambda: False)
     head(warm)
+    head(larger)
+    left = {id(kept.log_probs) for kept in head._kept.values()}
     monkeypatch.setattr(captured_head.torch.cuda, "is_current_stream_capturing", lambda: True)
     head(small)
     head(large)
+    head(cold)
     assert head.choices_of(warm) is None
+    assert head.choices_of(cold) is None
+    # Nothing of a graph's own memory: a later replay writes there.
+    assert {id(kept.log_probs) for kept in head._captured.values()} == left
     choices = head.choices_of(large[: 3 * BLOCK])
     assert choices is not None
     assert choices.log_probs.shape == (3 * (BLOCK - 1), 2)
     rows = large[: 3 * BLOCK].view(3, BLOCK, 8)[:, 1:].reshape(-1, 8)
-    assert torch.equal(choices.log_probs, rows[:, :2] + 3)
+    assert torch.equal(choices.log_probs, rows[:, :2] + 4)
     assert choices.logits is None
 
 

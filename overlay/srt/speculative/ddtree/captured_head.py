@@ -32,8 +32,9 @@ def by_position(choices: Choices, block_size: int) -> tuple[torch.Tensor, torch.
 class CapturedHead:
     """What SGLang calls behind the draft's forward while it captures its graphs: its greedy head's place.
 
-    Each graph has choices of its own, in its own memory, found again by the address of the hidden states that the graph
-    gives: no other tensor can have it.
+    Each graph has choices of its own, found again by the address of the hidden states that the graph gives: no other
+    tensor can have it. They are copied out of the graphs' memory, where a later replay of the target may write, into
+    tensors that the warm-up before a capture has left; a graph without such a warm-up is not known.
 
     Args:
         head: The draft head.
@@ -44,18 +45,26 @@ class CapturedHead:
 
     def __init__(self, head: DraftHead, *, block_size: int, topk: int, exponents: torch.Tensor | None = None) -> None:
         self._head, self._block_size, self._topk, self._exponents = head, block_size, topk, exponents
+        self._kept: dict[int, Choices] = {}  # by rows
         self._captured: dict[int, Choices] = {}
 
     def __call__(self, hidden_states: torch.Tensor, input_ids: Any = None) -> None:
-        """Choose behind a forward; a warm-up's choices are dropped, a capture's are kept.
+        """Choose behind a forward: a warm-up leaves the tensors that a capture's choices go to.
 
         Args:
             hidden_states: [bs * block_size, hidden].
             input_ids: Of no use here.
         """
         choices = self._head.top_log_probs(draft_rows(hidden_states, self._block_size), self._topk, self._exponents)
-        if torch.cuda.is_current_stream_capturing():
-            self._captured[hidden_states.data_ptr()] = choices
+        rows = choices.log_probs.shape[0]
+        if not torch.cuda.is_current_stream_capturing():
+            self._kept.setdefault(rows, choices)
+        elif rows in self._kept:
+            kept = self._kept[rows]
+            for name, value in vars(choices).items():
+                if value is not None:
+                    getattr(kept, name).copy_(value)
+            self._captured[hidden_states.data_ptr()] = kept
 
     def choices_of(self, draft_hidden: torch.Tensor) -> Choices | None:
         """The choices of a replay's hidden states, or None if no graph gave them.

@@ -101,12 +101,16 @@ class Choosing:
             self._auto.end()
 
     def _wished(self, requests: list[Any]) -> Choice | None:
+        """What all requests ask for, unless no graph serves so many of them: a step of any size would be theirs."""
         asked = override_of(requests)
-        if asked == CHAIN and self._block_size in self._lanes.widths:
-            return Choice(self._block_size, CHAIN)
-        if isinstance(asked, int) and asked + 1 in self._lanes.widths:
-            return Choice(asked + 1, TREE if asked else NONE)
-        return None
+        if asked == CHAIN:
+            wished = Choice(self._block_size, CHAIN)
+        elif isinstance(asked, int):
+            wished = Choice(asked + 1, TREE if asked else NONE)
+        else:
+            return None
+        served = wished.width in self._lanes.widths and self._lanes.fits(wished.width, len(requests))
+        return wished if served else None
 
 
 def tree_shape(width: int, shape: str, cap: int | None, *, chain_seed: bool) -> tuple[int, int, bool]:

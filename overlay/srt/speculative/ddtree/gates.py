@@ -11,6 +11,7 @@ from sglang.srt.speculative.ddtree.args import DDTREE, draft_width, verify_width
 from sglang.srt.speculative.ddtree.backends import check_attention
 from sglang.srt.speculative.ddtree.graph_memory import attention_bytes, free_bytes, logits_bytes
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid
+from sglang.srt.speculative.ddtree.model_facts import vocab_size
 from sglang.srt.speculative.ddtree.published import schedule, spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
@@ -177,11 +178,9 @@ def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_node: int, fixed
         per_node: Bytes of attention buffers per verified node; the logits come on top.
         fixed: Bytes that do not depend on the width.
     """
-    from sglang.srt.server_args import get_global_server_args
-
     if not torch.cuda.is_available() or max_num_tokens // max_bs != verify_width(spec()):
         return  # a narrower lane, or the draft runner, whose width is the block
-    per_node += logits_bytes(get_global_server_args().get_model_config().vocab_size)
+    per_node += logits_bytes(vocab_size())
     free, needed = free_bytes(), fixed + max_num_tokens * per_node
     if needed > free:
         fits = max(0, (free - fixed) // (max_bs * per_node) - 1)

@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 import torch
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree.budgets import are_default, budgets, is_auto
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.graph_memory import free_bytes, node_bytes
@@ -86,7 +87,7 @@ def _fitting_nodes(model_runner: Any, batch_sizes: list[int]) -> int:
         return largest * batch_sizes[-1]
     per_node = node_bytes(model_runner) + _kept_bytes(model_runner, batch_sizes)
     fitting = int(_SHARE * free_bytes() // per_node)
-    group = model_runner.tp_group
+    group = get_tp_group()
     if group.world_size > 1:
         least = torch.tensor([fitting])
         torch.distributed.all_reduce(least, op=torch.distributed.ReduceOp.MIN, group=group.cpu_group)

@@ -8,6 +8,7 @@ whose copy has arrived.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -156,6 +157,8 @@ class Observer:
         steps = []
         for seen, counted in zip(period.steps, requests, strict=True):
             told: list[float] = [] if seen.row is None else sums[seen.row]
+            if not all(math.isfinite(value) for value in told):
+                told = []  # a draft row without probabilities tells nothing
             is_chain = seen.choice.shape == "chain"
             verified = sum(width <= seen.choice.width for width in self._host_widths)
             grown = sum(width <= seen.grown for width in self._host_widths)
