@@ -3,21 +3,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from sglang.srt.distributed import get_tp_group, init_distributed_environment, initialize_model_parallel
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.auto import Auto
 from sglang.srt.speculative.ddtree.choice import PERIOD, Chooser, Step
 from sglang.srt.speculative.ddtree.observing import Observer
 from sglang.srt.speculative.ddtree.round_times import Choice
 from sglang.srt.speculative.ddtree.tree import build_tree
+from tests.overlay.rank_processes import answers_of
 
 
 WIDTHS, BLOCK = (2, 4, 8, 16), 8
@@ -129,50 +128,26 @@ def test_a_width_that_pays_is_found_with_a_real_clock() -> None:
     assert engine.chooser._best[2].width <= 4
 
 
-def rank_process(rank: int, ranks: int, port: int, results: Any) -> None:
-    """One rank with a clock of its own: what it sleeps a step has nothing to do with what others do."""
-    torch.set_num_threads(1)
-    try:
-        init_distributed_environment(
-            world_size=ranks, rank=rank, local_rank=rank, backend="gloo",
-            distributed_init_method=f"tcp://127.0.0.1:{port}",
-        )  # fmt: skip
-        initialize_model_parallel(tensor_model_parallel_size=ranks, backend="gloo")
-        engine = auto(get_tp_group())
-        chosen, alone = [], auto()
-        for number in range(30 * PERIOD):
-            batch_size = 1 + number // 40 % 8
-            width = engine.chooser.choose(batch_size).width
-            seconds = 0.0002 * (width if rank % 2 == 0 else 17 - width)
-            chosen.append(step(engine, batch_size, accepts=2, seconds=seconds))
-            if rank and number < 15 * PERIOD:  # what this rank would have chosen by itself
-                step(alone, batch_size, accepts=6, seconds=0.0002 * (17 - alone.chooser.choose(batch_size).width))
-        own = [alone.chooser.choose(batch_size) for batch_size in (1, 2, 4, 8)]
-        results.put((rank, {"chosen": chosen, "own": own, "plan": engine.chooser.encoded()}))
-    except Exception as error:
-        results.put((rank, error))
-        raise
+def rank_with_its_own_clock(rank: int, _: int) -> dict[str, Any]:
+    """What a rank sleeps a step has nothing to do with what others do."""
+    engine = auto(get_tp_group())
+    chosen, alone = [], auto()
+    for number in range(30 * PERIOD):
+        batch_size = 1 + number // 40 % 8
+        width = engine.chooser.choose(batch_size).width
+        seconds = 0.0002 * (width if rank % 2 == 0 else 17 - width)
+        chosen.append(step(engine, batch_size, accepts=2, seconds=seconds))
+        if rank and number < 15 * PERIOD:  # what this rank would have chosen by itself
+            step(alone, batch_size, accepts=6, seconds=0.0002 * (17 - alone.chooser.choose(batch_size).width))
+    own = [alone.chooser.choose(batch_size) for batch_size in (1, 2, 4, 8)]
+    return {"chosen": chosen, "own": own, "plan": engine.chooser.encoded()}
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_ranks_switch_at_the_same_step(ranks: int) -> None:
     """Clocks and texts differ between them; only the first rank's matter."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    processes = [context.Process(target=rank_process, args=(rank, ranks, port, results)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    try:
-        answers = dict(results.get(timeout=200) for _ in processes)
-    finally:
-        for process in processes:
-            process.join(20)
-            process.kill()
-    for answer in answers.values():
-        assert not isinstance(answer, Exception), answer
+    answers = answers_of(rank_with_its_own_clock, ranks, seconds=200)
+    for answer in answers:
         assert answer["chosen"] == answers[0]["chosen"]
         assert answer["plan"] == answers[0]["plan"]
     assert len(set(answers[0]["chosen"])) > 2

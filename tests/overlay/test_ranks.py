@@ -3,14 +3,12 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import socket
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from sglang.srt.distributed import get_tp_group, init_distributed_environment, initialize_model_parallel
+from sglang.srt.distributed import get_tp_group
 from sglang.srt.layers.sampler import Sampler
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import targets
@@ -20,6 +18,7 @@ from sglang.srt.speculative.ddtree.calibration_kernel import update
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import build_tree
+from tests.overlay.rank_processes import answers_of
 
 
 HIDDEN, VOCABULARY, BATCH, DEPTH, BUDGET = 16, 96, 3, 4, 12
@@ -71,47 +70,19 @@ def step(rank: int, ranks: int, mode: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def rank_process(rank: int, ranks: int, port: int, results: Any) -> None:
-    """One rank in a process of its own, with SGLang's own group."""
-    torch.set_num_threads(1)  # a forked process has no pool of threads
-    try:
-        set_global_server_args_for_scheduler(SimpleNamespace(sampling_backend="pytorch", enable_symm_mem=False))
-        init_distributed_environment(
-            world_size=ranks, rank=rank, local_rank=rank, backend="gloo",
-            distributed_init_method=f"tcp://127.0.0.1:{port}",
-        )  # fmt: skip
-        initialize_model_parallel(tensor_model_parallel_size=ranks, backend="gloo")
-        answers = {mode: step(rank, ranks, mode) for mode in ("drawn", "greedy")}
-        targets.SYNC_TOKEN_IDS_ACROSS_TP = True
-        answers["ties"] = step(rank, ranks, "ties")
-        results.put((rank, answers))
-    except Exception as error:
-        results.put((rank, error))
-        raise
+def steps(rank: int, ranks: int) -> dict[str, Any]:
+    """One rank's steps, with SGLang's own group."""
+    set_global_server_args_for_scheduler(SimpleNamespace(sampling_backend="pytorch", enable_symm_mem=False))
+    answers = {mode: step(rank, ranks, mode) for mode in ("drawn", "greedy")}
+    targets.SYNC_TOKEN_IDS_ACROSS_TP = True
+    answers["ties"] = step(rank, ranks, "ties")
+    return answers
 
 
 @pytest.fixture(scope="module", params=[2, 4])
 def answers(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
     """What each rank says."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    ranks = [
-        context.Process(target=rank_process, args=(rank, request.param, port, results)) for rank in range(request.param)
-    ]
-    for process in ranks:
-        process.start()
-    try:
-        every = dict(results.get(timeout=120) for _ in ranks)
-    finally:
-        for process in ranks:
-            process.join(20)
-            process.kill()
-    for answer in every.values():
-        assert not isinstance(answer, Exception), answer
-    return [every[rank] for rank in range(request.param)]
+    return answers_of(steps, request.param, seconds=120)
 
 
 def test_ranks_build_one_tree(answers: list[dict[str, Any]]) -> None:
