@@ -90,7 +90,8 @@ def measure(case: tuple[int, int, int, int, int], device: torch.device) -> dict[
     hidden = (torch.randn(rows, hidden_size) / hidden_size**0.5 * 3).to(device, dtype)
     group = Group()
     rank = group.rank_in_group
-    head = DraftHead(shard(weight, vocabulary, added, rank), None, group)
+    part = shard(weight, vocabulary, added, rank)
+    head = DraftHead(part, None, group)
     found = head.top_log_probs(hidden, k)
     sent, calls = group.sent, group.calls
     log_probs, ids = found.log_probs, found.token_ids
@@ -110,7 +111,7 @@ def measure(case: tuple[int, int, int, int, int], device: torch.device) -> dict[
     # The shards' matrix products may round otherwise than the whole one: the same tokens but for near-ties.
     near = (log_probs - wanted.log_probs).abs().max().item() < 0.02
     equal = near and bool((ids == wanted.token_ids).float().mean() > 0.98) and torch.equal(every[0], every[1])
-    local = torch.matmul(hidden, head_weight(head).T).float()
+    local = torch.matmul(hidden, part.weight.T).float()
     return {
         "vocabulary": vocabulary, "added": added, "rows": rows, "k": k, "equal": equal,
         "bytes": sent, "gathers": calls, "all bytes": local.nbytes,
@@ -123,12 +124,6 @@ def measure(case: tuple[int, int, int, int, int], device: torch.device) -> dict[
 def gather(group: Group, sent: int, device: torch.device) -> None:
     """One gather of so many bytes a rank."""
     group.all_gather(torch.empty(sent // 4, dtype=torch.float32, device=device))
-
-
-def head_weight(head: Any) -> torch.Tensor:
-    """The shard that a head reads."""
-    weight: torch.Tensor = head._lm_head.weight  # noqa: SLF001
-    return weight
 
 
 def rank_process(rank: int, cuda: bool, port: int, out: str) -> None:
