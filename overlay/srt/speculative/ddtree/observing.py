@@ -9,7 +9,6 @@ whose copy has arrived.
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.speculative.ddtree.choice import LONG_PERIOD, PERIOD, Choice, Step
+from sglang.srt.speculative.ddtree.moments import Moments
 from sglang.srt.speculative.ddtree.tally import columns, tally_step
 
 
@@ -28,22 +28,6 @@ if TYPE_CHECKING:
 _COUNTED = 64
 #: Periods that may be on their way; one more is not observed.
 _PERIODS = 4
-
-
-class HostMark:
-    """A moment of the host's clock, for engines without a device to time."""
-
-    def record(self) -> None:
-        """Set the moment."""
-        self._at = time.perf_counter()
-
-    def query(self) -> bool:
-        """Whether it has passed."""
-        return True
-
-    def elapsed_time(self, end: HostMark) -> float:
-        """Milliseconds to another moment."""
-        return 1000.0 * (end._at - self._at)
 
 
 @dataclass
@@ -81,13 +65,13 @@ class Observer:
     """
 
     def __init__(self, widths: Sequence[int], device: Any) -> None:
-        self._on_gpu = torch.device(device).type == "cuda"
+        on_gpu = torch.device(device).type == "cuda"
+        self._moments = Moments(on_gpu=on_gpu)
         self._widths = torch.tensor(widths, dtype=torch.int32, device=device)
         self._host_widths = tuple(widths)
         shape = (LONG_PERIOD, _COUNTED, columns(len(widths)))
         self._counts = torch.zeros(shape, dtype=torch.float32, device=device)
-        self._buffers = [torch.zeros(shape, dtype=torch.float32, pin_memory=self._on_gpu) for _ in range(_PERIODS)]
-        self._free_marks: list[Any] = []
+        self._buffers = [torch.zeros(shape, dtype=torch.float32, pin_memory=on_gpu) for _ in range(_PERIODS)]
         self._on_their_way: deque[_Period] = deque()
         self._period = _Period()
         self._start: Any = None
@@ -98,7 +82,7 @@ class Observer:
 
     def begin(self) -> None:
         """A step begins: nothing of it has been launched."""
-        self._start, self._counted = self._mark(), None
+        self._start, self._counted = self._moments.now(), None
 
     def count(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Count the step that runs: one launch. Arguments as in `tally.tally_step`."""
@@ -110,7 +94,7 @@ class Observer:
     def end(self, batch_size: int, choice: Choice) -> None:
         """The step has been launched to its end."""
         before, same = (None, False) if self._last is None else (self._last[0], self._last[1] == choice)
-        end = self._mark()
+        end = self._moments.now()
         is_warm = same and not self._cold
         self._cold = max(0, self._cold - 1)
         seen = _Seen(batch_size, choice, self._start, end, before, is_warm, self._counted, self._grown)
@@ -131,7 +115,7 @@ class Observer:
         rows = len(period.steps)
         if any(step.row is not None for step in period.steps):
             period.counts[:rows].copy_(self._counts[:rows], non_blocking=True)
-        period.arrived = self._mark()
+        period.arrived = self._moments.now()
         self._on_their_way.append(period)
 
     def collect(self) -> list[Step]:
@@ -143,8 +127,8 @@ class Observer:
             steps += self._steps_of(period)
             self._buffers.append(period.counts)
             # The last end is the next period's first `before`.
-            self._free_marks += [period.arrived, *(step.start for step in period.steps)]
-            self._free_marks += [step.end for step in period.steps[:-1]]
+            self._moments.give_back(period.arrived, *(step.start for step in period.steps))
+            self._moments.give_back(*(step.end for step in period.steps[:-1]))
         return steps
 
     def _steps_of(self, period: _Period) -> list[Step]:
@@ -175,11 +159,3 @@ class Observer:
                 )
             )
         return steps
-
-    def _mark(self) -> Any:
-        mark = self._free_marks.pop() if self._free_marks else self._new_mark()
-        mark.record()
-        return mark
-
-    def _new_mark(self) -> Any:
-        return torch.cuda.Event(enable_timing=True) if self._on_gpu else HostMark()

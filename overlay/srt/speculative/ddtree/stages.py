@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import deque
 from typing import Any
 
 import torch
+from sglang.srt.speculative.ddtree.moments import Moments
 
 
 STAGES_VARIABLE = "DDTREE_STAGES"
@@ -35,20 +35,6 @@ DRAFT, HEAD, TREE, MASK, VERIFY, ACCEPT, COMMIT, REST = (
 )
 
 
-class _HostEvent:
-    """The host's clock in the shape of a CUDA event."""
-
-    def record(self) -> None:
-        self.at = time.perf_counter()
-
-    def query(self) -> bool:
-        return True
-
-    def elapsed_time(self, later: _HostEvent) -> float:
-        """Milliseconds from this event to `later`."""
-        return (later.at - self.at) * 1e3
-
-
 class StageTimer:
     """Events of the steps that are still under way, and the file for those that are done.
 
@@ -58,7 +44,7 @@ class StageTimer:
 
     def __init__(self, target: str) -> None:
         self._target, self._switch = target, target + ".on"
-        self._spare: list[Any] = []
+        self._moments = Moments(on_gpu=torch.cuda.is_available())
         self._step: tuple[dict[str, Any], list[tuple[str, Any]]] | None = None
         self._ended: deque[tuple[dict[str, Any], list[tuple[str, Any]], Any]] = deque()
 
@@ -68,29 +54,20 @@ class StageTimer:
             self._begin()
         if self._step is not None:
             self._step[0].update(facts)
-            self._step[1].append((stage, self._event()))
+            self._step[1].append((stage, self._moments.now()))
 
     def interrupt(self) -> None:
         """Drop the step under way: what follows is no decode step, and would count as its rest."""
         if self._step is not None:
-            self._spare.extend(event for _, event in self._step[1])
+            self._moments.give_back(*(event for _, event in self._step[1]))
         self._step = None
 
     def _begin(self) -> None:
         """End the step before at this moment, write what is done, and begin a step if timing is switched on."""
         if self._step is not None:
-            self._ended.append((*self._step, self._event()))
+            self._ended.append((*self._step, self._moments.now()))
         self._write_finished()
         self._step = ({}, []) if os.path.exists(self._switch) else None
-
-    def _event(self) -> Any:
-        """An event that is recorded on the current stream."""
-        if self._spare:
-            event = self._spare.pop()
-        else:
-            event = torch.cuda.Event(enable_timing=True) if torch.cuda.is_available() else _HostEvent()
-        event.record()
-        return event
 
     def _write_finished(self) -> None:
         lines = []
@@ -100,7 +77,7 @@ class StageTimer:
             for (stage, event), (_, after) in zip(marks, [*marks[1:], ("", end)], strict=True):
                 stages[stage] = stages.get(stage, 0.0) + event.elapsed_time(after)
             lines.append(json.dumps(facts | {"ms": stages}) + "\n")
-            self._spare.extend([*(event for _, event in marks), end])
+            self._moments.give_back(*(event for _, event in marks), end)
         if lines:
             with open(self._target, "a") as out:
                 out.writelines(lines)
