@@ -9,14 +9,16 @@
     gates         what DDTREE refuses once the model is loaded, and the graph buffers its width needs
     lanes         several verify widths in one engine: backends, graphs, shared buffers
     lane_sizes    for which batch sizes a lane is captured
-    lane_parts    how this release builds a lane (one variant a generation)
+    lane_parts    how this release captures a lane's graphs; `lane_width`: where it reads the width
     choosing      which lane a step takes; what a request may ask for
     auto          the choice made while serving, the same on every rank; `auto_setup`: what it is made of
     choice        which width and shape promise most tokens a millisecond; `accept_rates`, `round_times`: from what
     observing     what steps take and tell, without waiting for the device; `tally`: what a step tells of every width
     start_up_times  what a step costs in every lane, by replays at a start
     report        log, metrics and `/server_info`
-    plain_step    the first worker: a step that drafts nothing, by the names of this release
+    plain_step    the first worker: a step that drafts nothing, by the names of this release; `plain_forward`: its
+                  forward
+    ready         the line in the log at the end of a start
     memory        what each budget costs, told at a start
     graph_memory  bytes of a node's graph buffers, and bytes that are free
     draft_head    draft hidden states -> top-k log-probabilities per draft position
@@ -37,7 +39,7 @@
     host_copies   copies that nobody waits for, or waits for late
     step_mask     where a step's mask is written
     draft_kv_graphs  the second worker: the draft KV of a step in one CUDA graph
-    stages        times of a step's stages, from CUDA events
+    stages        times of a step's stages; `moments`: CUDA events, used again and again
     launching     launches of kernels that cost the host little
     verify_input  one verify step of a batch (one variant a generation): the first worker's commits it as well
     worker        the DFLASH worker with the chain replaced by a tree (one variant a generation)

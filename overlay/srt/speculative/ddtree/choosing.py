@@ -63,13 +63,13 @@ class Choosing:
                 group=group,
             )
 
-    def begin(self, batch: Any) -> None:
-        """The worker is about to run a batch; if it decodes, the choice of the step is made here."""
+    def begin(self, batch: Any) -> bool:
+        """The worker is about to run a batch; if it decodes, which is returned, the step's choice is made here."""
         self._choice = None
         if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
             if self._auto is not None:
                 self._auto.interrupt()
-            return
+            return False
         wished = self._wished(batch.reqs)
         if self._auto is not None:
             if wished is None:
@@ -79,6 +79,7 @@ class Choosing:
         self._choice = wished or self._configured
         assert self._choice is not None
         self.ran[self._choice] += 1
+        return True
 
     def choose(self) -> Choice:
         """Width and shape of what the step that runs is verified with."""

@@ -82,6 +82,11 @@ class DraftHead:
         self._softcap = getattr(logits_processor, "final_logit_softcapping", None)
         self._group = group
 
+    @classmethod
+    def of(cls, model: Any, group: Any) -> DraftHead:
+        """That of a target's model."""
+        return cls(getattr(model, "lm_head", None), getattr(model, "logits_processor", None), group)
+
     def top_log_probs(self, hidden_states: torch.Tensor, k: int, exponents: torch.Tensor | None = None) -> Choices:
         """The k most likely tokens of each row under the drafter.
 

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree.budgets import budgets
-from sglang.srt.speculative.ddtree.lane_parts import DECODES_PLAINLY, RUNNER, build_backend, capture_graphs, replay_of
+from sglang.srt.speculative.ddtree.lane_parts import DECODES_PLAINLY, RUNNER, capture_graphs, replay_of
+from sglang.srt.speculative.ddtree.lane_width import only_width
 from sglang.srt.speculative.ddtree.memory import GRAPH_BUFFERS, report
 from sglang.srt.speculative.ddtree.published import spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
@@ -68,7 +69,7 @@ class Lanes:
                 "of --speculative-ddtree-budgets."
             )
         self._lanes = {
-            width: Lane(width, build_backend(model_runner, width), None) for width in reversed(self.widths[:-1])
+            width: Lane(width, _backend_of(model_runner, width), None) for width in reversed(self.widths[:-1])
         }
         self._widest = Lane(self.widths[-1], model_runner.attn_backend, getattr(model_runner, RUNNER, None))
         self._lanes[self._widest.width] = self._widest
@@ -181,6 +182,12 @@ def _with_buffer(mask: Any, buffer: torch.Tensor) -> Any:
     import msgspec
 
     return msgspec.structs.replace(mask, buffer=buffer)
+
+
+def _backend_of(model_runner: Any, width: int) -> Any:
+    """The target's attention backend for one verify width, with a workspace of its own."""
+    with only_width(model_runner, width):
+        return model_runner._get_attention_backend(init_new_workspace=True)
 
 
 def _held_bytes() -> int:

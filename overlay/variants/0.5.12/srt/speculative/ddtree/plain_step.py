@@ -13,10 +13,3 @@ BONUS = "bonus_tokens"
 def no_drafts(requests: int) -> dict[str, Any]:
     """What the result of a step says of its drafts, for so many requests."""
     return {"num_correct_drafts": 0, "num_correct_drafts_per_req_cpu": [0] * requests}
-
-
-def plain_forward(target_worker: Any, batch: Any, mode: Any, **kwargs: Any) -> Any:
-    """Decode one token of each request; `batch` holds what plain decoding would, `mode` says which states are kept."""
-    plain = batch.get_model_worker_batch()
-    plain.capture_hidden_mode = mode
-    return target_worker.forward_batch_generation(plain, is_verify=True, **kwargs)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sglang.srt.speculative.ddtree.lane_width import only_width
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 
@@ -17,18 +18,11 @@ RUNNER = "graph_runner"
 DECODES_PLAINLY = True
 
 
-def build_backend(model_runner: Any, width: int) -> Any:
-    """The target's attention backend for one verify width, with a workspace of its own."""
-    with _only_width(model_runner, width):
-        return model_runner._get_attention_backend(init_new_workspace=True)
-
-
 def capture_graphs(model_runner: Any, backend: Any, width: int) -> Any:
-    """The target's decode graphs for one verify width."""
-    from sglang.srt.model_executor.cuda_graph_runner import CudaGraphRunner
-
-    with _only_width(model_runner, width), _decoding(model_runner, plainly=width == 1):
-        return CudaGraphRunner(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
+    """The target's decode graphs for one verify width, by the class that SGLang chose for its own."""
+    runner = type(getattr(model_runner, RUNNER))
+    with only_width(model_runner, width), _decoding(model_runner, plainly=width == 1):
+        return runner(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
 
 
 def replay_of(runner: Any, batch_size: int) -> Callable[[], None]:
@@ -38,19 +32,6 @@ def replay_of(runner: Any, batch_size: int) -> Callable[[], None]:
         runner.graphs[runner._make_graph_key(batch_size)].replay()
 
     return replay
-
-
-@contextmanager
-def _only_width(model_runner: Any, width: int) -> Iterator[None]:
-    """Where a backend or graphs are built: there the target's only width is this one."""
-    server_args = model_runner.server_args
-    kept, workspace = server_args.speculative_num_draft_tokens, getattr(model_runner, "init_new_workspace", False)
-    server_args.speculative_num_draft_tokens = width
-    try:
-        yield
-    finally:
-        server_args.speculative_num_draft_tokens = kept
-        model_runner.init_new_workspace = workspace
 
 
 @contextmanager

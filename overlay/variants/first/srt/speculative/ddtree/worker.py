@@ -7,7 +7,6 @@ is committed by node. Prefill, draft KV, block drafting and the decode loop are 
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,9 @@ from sglang.srt.speculative.ddtree.draft_slots import draft_slots
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.lanes import Lanes
-from sglang.srt.speculative.ddtree.plain_step import BONUS, no_drafts, plain_forward
+from sglang.srt.speculative.ddtree.plain_forward import plain_forward
+from sglang.srt.speculative.ddtree.plain_step import BONUS, no_drafts
+from sglang.srt.speculative.ddtree.ready import log_ready
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
 from sglang.srt.speculative.ddtree.step_mask import StepMask
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.dflash_info import DFlashDraftInput
-
-logger = logging.getLogger(__name__)
 
 
 def create_ddtree_worker(enable_overlap: bool) -> type[DDTreeWorker]:
@@ -81,9 +80,7 @@ class DDTreeWorker(DFlashWorker):
         self.topk_cap = server_args.speculative_ddtree_topk_cap
         self.chain_seed = bool(server_args.speculative_ddtree_chain_seed)
         self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
-        model = self.model_runner.model
-        lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
-        self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
+        self._draft_head = DraftHead.of(self.model_runner.model, get_tp_group())
         wanted = str(server_args.speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, int(self.block_size) - 1, self.model_runner.device)
         tell_of(self._calibration, server_args, self.tp_rank)
@@ -95,23 +92,11 @@ class DDTreeWorker(DFlashWorker):
         # DFLASH's notes on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
         self._logged_first_verify = True
-        if self.tp_rank == 0:
-            logger.info(
-                "DDTREE ready. block size %d (%d draft positions), budget %s of %s, top-k cap %s, "
-                "chain seed %s, attention backend %s",
-                self.block_size,
-                self.block_size - 1,
-                server_args.speculative_ddtree_budget,
-                ", ".join(str(width - 1) for width in self._lanes.widths),
-                self.topk_cap,
-                "on" if self.chain_seed else "off",
-                type(self.model_runner.attn_backend).__name__,
-            )
+        log_ready(self, self._lanes)
 
     def forward_batch_generation(self, batch: ScheduleBatch, **kwargs: Any) -> Any:
         """A step as the DFLASH worker runs it; whatever is not a tree verify runs on the widest lane, SGLang's own."""
-        self._choosing.begin(batch)
-        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+        if not self._choosing.begin(batch):
             stages.interrupt()
             return super().forward_batch_generation(batch, **kwargs)
         stages.mark(stages.DRAFT, batch=len(batch.reqs))

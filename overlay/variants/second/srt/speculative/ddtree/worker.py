@@ -11,7 +11,6 @@ tensors of its own before that launch. Nothing in a step waits for the device.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,6 +36,7 @@ from sglang.srt.speculative.ddtree.lanes import Lanes
 from sglang.srt.speculative.ddtree.logprobs import add_logprobs
 from sglang.srt.speculative.ddtree.penalties import root_penalties
 from sglang.srt.speculative.ddtree.published import spec
+from sglang.srt.speculative.ddtree.ready import log_ready
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.reserved import reserved_lens
 from sglang.srt.speculative.ddtree.slots import verify_slots
@@ -57,8 +57,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
-
-logger = logging.getLogger(__name__)
 
 
 def create_ddtree_worker() -> type[DDTreeWorker]:
@@ -81,9 +79,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self.topk_cap = spec().speculative_ddtree_topk_cap
         self.chain_seed = bool(spec().speculative_ddtree_chain_seed)
         self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
-        model = self.model_runner.model
-        lm_head, logits_processor = getattr(model, "lm_head", None), getattr(model, "logits_processor", None)
-        self._draft_head = DraftHead(lm_head, logits_processor, get_tp_group())
+        self._draft_head = DraftHead.of(self.model_runner.model, get_tp_group())
         self._captured_head: CapturedHead | None = None
         wanted = str(spec().speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, draft_width() - 1, self.model_runner.device)
@@ -117,18 +113,7 @@ class DDTreeWorker(DFlashWorkerV2):
             super().init_attention_backends()
         self._lanes = Lanes(self.model_runner, self.draft_model_runner)
         self._choosing = Choosing(self._lanes, spec())
-        if self._is_first_rank:
-            logger.info(
-                "DDTREE ready. block size %d (%d draft positions), budget %s of %s, top-k cap %s, "
-                "chain seed %s, attention backend %s",
-                self.block_size,
-                self.block_size - 1,
-                spec().speculative_ddtree_budget,
-                ", ".join(str(width - 1) for width in self._lanes.widths),
-                self.topk_cap,
-                "on" if self.chain_seed else "off",
-                type(self.model_runner.attn_backend).__name__,
-            )
+        log_ready(self, self._lanes)
 
     def init_cuda_graphs(self) -> None:
         """Capture the draft's graphs, of the block's width, the lanes', and the draft KV's."""
@@ -140,8 +125,7 @@ class DDTreeWorker(DFlashWorkerV2):
 
     def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
         """A step as the DFLASH worker runs it."""
-        self._choosing.begin(batch)
-        if batch.forward_mode.is_extend() or batch.is_extend_in_batch or batch.forward_mode.is_idle():
+        if not self._choosing.begin(batch):
             stages.interrupt()
         else:
             stages.mark(stages.DRAFT, batch=len(batch.reqs))

@@ -1,18 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step without a draft reads and hands back by names that differ between releases."""
+"""The forward of a step without a draft: what the target's worker takes."""
 
 from __future__ import annotations
 
 from typing import Any
-
-
-#: The draft state's attribute with the bonus tokens.
-BONUS = "bonus_tokens"
-
-
-def no_drafts(requests: int) -> dict[str, Any]:
-    """What the result of a step says of its drafts, for so many requests."""
-    return {"num_correct_drafts": 0, "num_correct_drafts_per_req_cpu": [0] * requests}
 
 
 def plain_forward(target_worker: Any, batch: Any, mode: Any, **kwargs: Any) -> Any:

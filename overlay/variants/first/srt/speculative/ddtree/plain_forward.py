@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The forward of a step without a draft: what the target's worker takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def plain_forward(target_worker: Any, batch: Any, mode: Any, **kwargs: Any) -> Any:
+    """Decode one token of each request; `batch` holds what plain decoding would, `mode` says which states are kept."""
+    plain = batch.get_model_worker_batch()
+    plain.capture_hidden_mode = mode
+    return target_worker.forward_batch_generation(plain, is_verify=True, **kwargs)
