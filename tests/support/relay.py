@@ -58,14 +58,15 @@ class Relay:
 
     def _pump(self, name: str, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while not self._over.is_set() and (data := source.recv(4096)):
+            while data := source.recv(4096):
                 allowed = self._allow(name, len(data))
                 sink.sendall(data[:allowed])
                 if allowed < len(data):
                     self._over.set()
-                    if not self._drop:
-                        return
-            self._close([source, sink])
+                    break
+            # A stalled network does not pass on that a side hung up either.
+            if self._drop or not self._over.is_set():
+                self._close([source, sink])
 
     def _allow(self, name: str, size: int) -> int:
         with self._lock:
