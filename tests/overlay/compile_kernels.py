@@ -62,6 +62,8 @@ def main() -> None:
         from sglang.srt.speculative.ddtree.placing_kernel import place_slots
         from sglang.srt.speculative.ddtree.slots_kernel import read_draft_slots, read_slots
         from sglang.srt.speculative.ddtree.staging_kernel import stage
+        from sglang.srt.speculative.ddtree.tally_kernel import tally_by_kernel
+        from sglang.srt.speculative.ddtree.tree import root_tree
         from sglang.srt.speculative.ddtree.tree_kernel import grow_trees
 
         log_probs, ids = torch.zeros(2, 3, 5), torch.zeros(2, 3, 5, dtype=torch.int64)
@@ -75,7 +77,14 @@ def main() -> None:
             walked = accept_by_walk(tree, tree.tokens, prefix_lens=lens, block_size=4, root_only=only)
         slots = read_slots(torch.zeros(4, 40, dtype=torch.int32), roots, lens, 7)
         counts = torch.tensor([1, 2], dtype=torch.int32)
-        place_slots(slots, walked, torch.zeros(4, 40, dtype=torch.int32), roots, lens)
+        table = torch.zeros(4, 40, dtype=torch.int32)
+        place_slots(slots, walked, table, roots, lens)
+        widths = torch.tensor([3, 7], dtype=torch.int32)
+        tally_by_kernel(torch.zeros(2, 5), widths, tree, walked, (log_probs, ids))
+        # A step that drafts nothing, of one request.
+        root = root_tree(roots[:1], lens[:1])
+        walked = accept_by_walk(root, root.tokens, prefix_lens=lens[:1], block_size=4)
+        place_slots(root.tokens, walked, table, roots[:1], lens[:1])
         for moved in (False, True):
             read_draft_slots(slots, tree.tokens, counts, 4, moved)
         buffers, strides = torch.zeros(2, dtype=torch.uint64), torch.full((2,), 64)

@@ -12,6 +12,7 @@ from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import graph_memory, lane_sizes
 from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, default_budgets
 from sglang.srt.speculative.ddtree.choosing import Choosing, check_wish, override_of, tree_shape
+from sglang.srt.speculative.ddtree.lane_parts import replay_of
 from sglang.srt.speculative.ddtree.lanes import Lane, Lanes, lend_buffers
 from sglang.srt.speculative.ddtree.memory import graph_tensors, held_once, lane_memory
 
@@ -244,6 +245,16 @@ def test_each_lane_is_built_where_its_width_is_the_only_one(lanes: Lanes):
     assert seen == ["backend of 9", "backend of 16", "backend of 41"]
     assert runner.attn_backend == "backend of 41"
     assert runner.server_args.speculative_num_draft_tokens == 41
+
+
+def test_a_graph_is_found_by_its_batch_size():
+    """A runner of 0.5.13 has no name for the keys of its graphs; `auto` times graphs at start-up in every release."""
+    replayed: list[int] = []
+    graphs = {size: SimpleNamespace(replay=lambda size=size: replayed.append(size)) for size in (1, 4)}
+
+    replay_of(SimpleNamespace(graphs=graphs), 4)()
+
+    assert replayed == [4]
 
 
 def asks(*wishes: object) -> list[SimpleNamespace]:
