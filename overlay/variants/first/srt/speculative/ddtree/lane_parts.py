@@ -28,8 +28,8 @@ def capture_graphs(model_runner: Any, backend: Any, width: int) -> Any:
 def replay_of(runner: Any, batch_size: int) -> Callable[[], None]:
     """A call that replays the graph of one batch size, on whatever its buffers hold."""
     # 0.5.13 has no `_make_graph_key`; where it is there it returns the size, since neither streams nor LoRA are served.
-    graph = runner.graphs[batch_size]
-    return lambda: graph.replay()
+    replay: Callable[[], None] = runner.graphs[batch_size].replay
+    return replay
 
 
 @contextmanager
