@@ -2,8 +2,9 @@
 """What a decode step asks of the host: synchronisations, which end the engine, and operations, which are counted.
 
 `Guard` puts PyTorch into the mode in which waiting for the device is an error: in the second worker from the drafter's
-hidden states to the end of the step, in the first one to the launch of the target's forward. `Counter` counts what a
-step launches one by one: PyTorch's operations but for views, and Triton kernels; a model's forward counts as nothing.
+hidden states to the end of the step; in the first one to the launch of the target's forward, and from the acceptance to
+the one wait for its report, which is an event's and no error. `Counter` counts what a step launches one by one:
+PyTorch's operations but for views, and Triton kernels; a model's forward counts as nothing.
 """
 
 import functools
@@ -34,7 +35,7 @@ class Guard:
         self.target, self.steps, self.planted = target, 0, None
 
     def begin(self):
-        torch.cuda.set_sync_debug_mode("error")
+        self.forbid()
         if self.planted is None:
             try:
                 torch.zeros(1, device="cuda").item()
@@ -42,8 +43,14 @@ class Guard:
             except RuntimeError:
                 self.planted = "seen"
 
-    def end(self, graph, batch):
+    def forbid(self):
+        torch.cuda.set_sync_debug_mode("error")
+
+    def allow(self):
         torch.cuda.set_sync_debug_mode("default")
+
+    def end(self, graph, batch):
+        self.allow()
         self.steps += 1
         with open(self.target, "a") as out:
             line = {"steps": self.steps, "planted": self.planted, "graph": bool(graph), "batch": batch}
@@ -64,9 +71,10 @@ def guard_second(worker, guard):
     worker._verify_tree = whole
 
 
-def guard_first(worker, guard):
-    """From the drafter's hidden states to the launch of the target's forward."""
+def guard_first(worker, guard, verify_input):
+    """From the drafter's hidden states to the launch of the target's forward; from the logits to the one wait."""
     prepare, step = worker._prepare_tree_verify, worker.forward_batch_generation
+    verify, commit = verify_input.verify, verify_input._commit
 
     @functools.wraps(prepare)
     def from_hidden(self, batch, **kwargs):
@@ -91,7 +99,18 @@ def guard_first(worker, guard):
             target_worker.guarded = True
         return step(self, batch, **kwargs)
 
+    @functools.wraps(verify)
+    def from_logits(self, **kwargs):
+        guard.forbid()
+        return verify(self, **kwargs)
+
+    @functools.wraps(commit)
+    def to_report(self, *args):
+        guard.allow()
+        return commit(self, *args)
+
     worker._prepare_tree_verify, worker.forward_batch_generation = from_hidden, to_launch
+    verify_input.verify, verify_input._commit = from_logits, to_report
 
 
 class Counter(TorchDispatchMode):
@@ -184,8 +203,11 @@ def hook(module, guarded, counted):
     """What there is to do once a module has been executed; `guarded` and `counted` are the files, or None."""
     own = module.__name__.rpartition(".")[2]
     if guarded and own == "worker":
-        worker = module.DDTreeWorker
-        (guard_second if hasattr(worker, "_verify_tree") else guard_first)(worker, Guard(guarded))
+        worker, guard = module.DDTreeWorker, Guard(guarded)
+        if hasattr(worker, "_verify_tree"):
+            guard_second(worker, guard)
+        else:
+            guard_first(worker, guard, module.DDTreeVerifyInput)
     if not counted:
         return
     if own.startswith("dflash_worker"):

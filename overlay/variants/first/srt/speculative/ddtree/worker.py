@@ -23,6 +23,7 @@ from sglang.srt.speculative.ddtree.captured_head import by_position, draft_rows
 from sglang.srt.speculative.ddtree.choosing import NONE, Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
+from sglang.srt.speculative.ddtree.draft_kv import append_draft_kv
 from sglang.srt.speculative.ddtree.draft_slots import draft_slots
 from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
@@ -158,7 +159,8 @@ class DDTreeWorker(DFlashWorker):
         """Draft KV of the one token of each request; otherwise as `_write_draft_kv`."""
         with torch.inference_mode():
             context = self.draft_model.project_target_hidden(hidden_states)
-            self._append_context(context, batch.seq_lens.to(torch.int64), batch.out_cache_loc)
+            longest = int(batch.seq_lens_cpu.max())
+            append_draft_kv(self, context, batch.seq_lens.to(torch.int64), batch.out_cache_loc, longest=longest)
         self._draft_kv_written = True
 
     def clear_cache_pool(self) -> None:
@@ -238,19 +240,14 @@ class DDTreeWorker(DFlashWorker):
         slots = batch.out_cache_loc.view(len(batch.reqs), -1)
         with torch.inference_mode():
             context = self.draft_model.project_target_hidden(committed_rows(hidden_states, acceptance))
-            self._append_context(
+            append_draft_kv(
+                self,
                 context,
                 self._draft_block_positions_buf[: len(batch.reqs)].reshape(-1),
                 draft_slots(slots, acceptance, moved=self._moving_pool is not None),
+                longest=int(batch.seq_lens_cpu.max()) + int(self.block_size) - 1,
             )
         self._draft_kv_written = True
-
-    def _append_context(self, context: torch.Tensor, positions: torch.Tensor, slots: torch.Tensor) -> None:
-        """Draft KV of every row, [rows, hidden], with SGLang's fused kernels where it has them."""
-        if self._use_fused_kv_materialize and self._fused_kv_helper is not None:
-            self._append_target_hidden_fused(context, positions, slots)
-        else:
-            self._append_target_hidden_sequential(context, positions, slots)
 
     def _append_target_hidden_to_draft_kv(self, batch: ScheduleBatch, draft_input: DFlashDraftInput) -> None:
         """What SGLang does before a draft and after a verify: nothing is left to do where it has been done."""
