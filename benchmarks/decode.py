@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How fast plain decoding, DFLASH and DDTREE decode at several concurrencies, and what a step is made of.
 
-    benchmarks/decode.py --site DIR --pair DIR --out FILE [--padded-like 8b] [--limit 450] [--cpu]
+    benchmarks/decode.py --site DIR --pair DIR --out FILE [--padded-like 8b] [--limit 560] [--plan] [--cpu]
 
 DIR of --site holds an installed or unpacked `sglang`, importable together with its dependencies; DIR of --pair holds
 `target/`, `draft/` and `prompts.json` (lists of token ids). Needs one NVIDIA GPU, no network. With --padded-like the
@@ -10,64 +10,76 @@ pair gets the cost of a large model first (`pad_pair.py`), and its outputs are c
 
 The package is patched with the product's own verbs and rolled back at the end. One engine each decodes plainly, with
 DFLASH and with DDTREE; they start together on one GPU, have CUDA graphs and the same scheduler, and are measured one at
-a time. Budgets are asked for by request (`custom_params["ddtree_budget"]`) from one engine that captured them all. What
-is measured and how: `decode_figures.DEFINITIONS`, which every result holds. --limit drops the last rounds first, then
-stages; from the second round on an arm that is slower than --hopeless of the best tree at its concurrency is left out.
-FILE is written as the run goes on: a run that is cut keeps what it has. Plots: `plots.py`.
+a time, on the same cores (`decode_pinning.py`). Budgets are asked for by request (`custom_params["ddtree_budget"]`)
+from one engine that captured them all. What is measured and how: `decode_figures.DEFINITIONS`, which every result
+holds. Which arms a round holds when --limit does not allow all: `decode_plan.py`; --plan prints it and starts nothing.
+
+FILE is written as the run goes on: a run that is cut keeps what it has. Engines' logs lie beside it, in FILE's name
+with -logs. An engine that fails or hangs is given up; the others are measured. Plots: `plots.py`; the tables again:
+`decode_report.py`. Exit status: 0, or 1 when an engine failed or the run broke, 3 when the time was too short for all
+rounds of the main arms.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import decode_figures
-from decode_engines import Bench, EngineEndedError, Started, engine_arguments, environment, gpu_check
+import decode_pinning
+import decode_report
+from decode_arms import Bench, engine_arguments, too_large
+from decode_engines import EngineEndedError, Started, environment, gpu_check
 from decode_padding import compare_texts
-from decode_rounds import STAGE_SECONDS, Run, rounds, staged_sizes, stages, warm_up
+from decode_plan import MAIN, sketch
+from decode_rounds import alive, cells_of, rounds, settle, warm_up
+from decode_run import Run
 
 
-def main() -> None:
+def main() -> int:
     """Patch, start, compare, measure, report."""
     options = parse()
     run, failure = Run(options, time.monotonic()), ""
+    if options.plan:
+        print(planned(run))
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
         workdir = (options.keep or Path(scratch)).absolute()
         workdir.mkdir(parents=True, exist_ok=True)
-        padding = threading.Thread(target=pad, args=(run, workdir))
-        padding.start()
-        if not options.patched:
-            for verb, *flags in (["snapshot"], ["patch"], ["verify"], ["push", "--yes"]):
-                gpu_check.product(options, workdir, verb, *flags)
         try:
-            if not options.cpu:
-                compile_site(options)
-            padding.join()
-            run.phase("patched and padded")
             whole(run, workdir)
-        except Exception:
+        except (Exception, SystemExit, KeyboardInterrupt):
             failure = traceback.format_exc()
-            run.drop(f"the rest: {failure.strip().splitlines()[-1]}")
+            run.drop(f"the rest: {failure.strip().splitlines()[-1][:300]}")
         finally:
             run.save()
-            if not options.patched:
-                gpu_check.product(options, workdir, "rollback", "--yes")
-    print(decode_figures.report(run.result))
-    if failure:
-        sys.exit(failure)
+    print(failure + decode_report.report(run.result), flush=True)
+    return status(run, failure)
+
+
+def status(run: Run, failure: str) -> int:
+    """The exit status of a run."""
+    if failure or run.result["failed"]:
+        return 1
+    main = [row for row in run.result["figures"]["cells"] if row["arm"] in MAIN]
+    return 3 if not main or any(row["tok_s"]["n"] < run.options.rounds for row in main) else 0
 
 
 def parse() -> argparse.Namespace:
@@ -86,39 +98,92 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--singles", type=int, default=4, help="prompts one after the other at concurrency 1")
     parser.add_argument("--seconds", type=float, default=0.8, help="of decoding per measurement at most")
     parser.add_argument("--rows", type=int, default=2080, help="most rows of a step for which trees have graphs")
-    parser.add_argument("--hopeless", type=float, default=0.85)
     parser.add_argument(
-        "--settle", type=float, default=2.0, help="seconds that auto decodes before a first measurement"
+        "--settle", type=float, default=2.0, help="seconds that auto decodes at each concurrency before the rounds"
     )
     parser.add_argument("--stages", help="concurrencies at which stages are timed; default: smallest, middle, largest")
     parser.add_argument("--no-texts", action="store_true", help="do not compare the padded pair's texts again")
-    parser.add_argument("--without-calibration", action="store_true", help="a second DDTREE engine as a control")
-    parser.add_argument("--limit", type=float, default=450, help="seconds for everything")
-    parser.add_argument("--start-limit", type=float, default=300, help="seconds for the engines to start")
-    parser.add_argument("--scratch", type=Path, help="folder for the padded pair (20 GB) and logs")
+    parser.add_argument(
+        "--without-calibration",
+        action="store_true",
+        help="DDTREE with --speculative-ddtree-calibration auto, and a second engine with off as its control",
+    )
+    parser.add_argument("--limit", type=float, default=560, help="seconds for everything")
+    parser.add_argument("--start-limit", type=float, default=260, help="seconds for the engines to start")
+    parser.add_argument("--turn", type=Path, help="a file that runs beside each other share: one measures at a time")
+    parser.add_argument("--plan", action="store_true", help="print what fits into --limit, and start nothing")
+    parser.add_argument("--no-pinning", action="store_true", help="leave it to the kernel where engines run")
+    parser.add_argument("--scratch", type=Path, help="folder for the padded pair (20 GB) and other files")
     parser.add_argument("--keep", type=Path, help="keep them in this folder")
+    parser.add_argument("--logs", type=Path, help="folder for the engines' logs; default: beside the result")
     parser.add_argument("--python", default=sys.executable, help="the interpreter that imports SGLang")
     parser.add_argument("--patched", action="store_true", help="the site is patched already; leave it so")
     parser.add_argument("--cpu", action="store_true", help="try the script out on the CPU engine of the tests")
-    return parser.parse_args()
+    options = parser.parse_args()
+    options.logs = options.logs or options.out.with_name(f"{options.out.stem}-logs")
+    return options
 
 
-def pad(run: Run, workdir: Path) -> None:
-    """Make the padded pair, if one is wanted, and note how long that took."""
-    if run.options.padded_like:
-        start = time.monotonic()
-        script = Path(__file__).resolve().parent / "pad_pair.py"
-        target = workdir / "padded"
-        command = [
-            run.options.python,
-            str(script),
-            str(run.options.pair),
-            str(target),
-            "--like",
-            run.options.padded_like,
-        ]
-        subprocess.run(command, env=environment(run.options), check=True)
-        run.result["padding"] = {"like": run.options.padded_like, "seconds": time.monotonic() - start}
+def planned(run: Run) -> str:
+    """What --plan prints."""
+    bench = Bench(run.options, run.options.pair)
+    bench.add_budgets(bench.expected())
+    return sketch(run.options, bench.arms, cells_of(run, bench.arms, bench.block))
+
+
+def whole(run: Run, workdir: Path) -> None:
+    """Everything, with the site patched meanwhile."""
+    options, padding = run.options, Padding(run.options, workdir)
+    padding.start()
+    with patched(options, workdir):
+        if not options.cpu:
+            compile_site(options)
+        padding.join()
+        if padding.failure:
+            raise RuntimeError(f"pad_pair.py failed:\n{padding.failure}")
+        run.result |= {"machine": machine(options)} | ({"padding": padding.facts} if padding.facts else {})
+        run.phase("patched and padded")
+        measured(run, workdir)
+
+
+@contextlib.contextmanager
+def patched(options: argparse.Namespace, workdir: Path) -> Iterator[None]:
+    """Patch the site with the product's verbs and take the patch away again, unless it is patched already."""
+    if options.patched:
+        yield
+        return
+    for verb, *flags in (["snapshot"], ["patch"], ["verify"], ["push", "--yes"]):
+        gpu_check.product(options, workdir, verb, *flags)
+    try:
+        yield
+    finally:
+        gpu_check.product(options, workdir, "rollback", "--yes")
+
+
+class Padding(threading.Thread):
+    """Makes the padded pair beside the patching, if one is wanted.
+
+    Attributes:
+        facts: For the result; empty when nothing is padded.
+        failure: What went wrong.
+    """
+
+    def __init__(self, options: argparse.Namespace, workdir: Path) -> None:
+        super().__init__()
+        self._options, self._out = options, workdir / "padded"
+        self.facts: dict[str, Any] = {}
+        self.failure = ""
+
+    def run(self) -> None:
+        """Run `pad_pair.py`, which needs torch."""
+        options = self._options
+        if not options.padded_like:
+            return
+        start, script = time.monotonic(), Path(__file__).resolve().parent / "pad_pair.py"
+        command = [options.python, str(script), str(options.pair), str(self._out), "--like", options.padded_like]
+        done = subprocess.run(command, env=environment(options), capture_output=True, text=True, check=False)
+        self.failure = done.stderr[-2000:] if done.returncode else ""
+        self.facts = {"like": options.padded_like, "seconds": time.monotonic() - start}
 
 
 def compile_site(options: argparse.Namespace) -> None:
@@ -127,57 +192,95 @@ def compile_site(options: argparse.Namespace) -> None:
     subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def whole(run: Run, workdir: Path) -> None:
-    """Everything that needs the patched site."""
+def measured(run: Run, workdir: Path) -> None:
+    """Start the engines on the patched site and measure them."""
     options = run.options
     bench = Bench(options, workdir / "padded" if options.padded_like else options.pair)
-    run.result |= {"block": bench.block, "machine": machine(options)}
+    run.result["block"] = bench.block
     jobs = dict(bench.engines)
     if options.padded_like and not options.no_texts:
         jobs["unpadded"] = engine_arguments(options, options.pair, [1, 4, 16])
-    with Started(options, workdir, jobs) as started:
-        started.wait(min(options.start_limit, run.left()))
+    for name in too_large(jobs, run.result["machine"]["free"]) if not options.cpu else ():
+        del jobs[name]
+        run.drop(f"engine {name}: the GPU has no room for it beside the others")
+    with Started(options, workdir, jobs, run.end) as started:
+        for failure in started.wait(min(options.start_limit, run.left())):
+            run.lost(started, failure)
         run.result["engines"] = {
             name: {"arguments": engine.arguments, **engine.ready} for name, engine in started.engines.items()
         }
-        run.result["dropped"] += [f"engine {name}: {text[-600:]}" for name, text in started.failed.items()]
-        bench.add_budgets(started.engines)
+        listed = {
+            name: engine.ready["info"].get("speculative_ddtree_budgets") for name, engine in started.engines.items()
+        }
+        bench.add_budgets({name: budgets for name, budgets in listed.items() if budgets})
         run.result["arms"] = [vars(arm) for arm in bench.arms]
         run.phase("engines ready")
-        arms = [arm for arm in bench.arms if arm.engine in started.engines]
+        with turn(options):
+            pin(run, started)
+            try:
+                measure(run, started, alive(started, bench.arms), bench.block)
+            finally:
+                for name, engine in started.engines.items():
+                    with contextlib.suppress(EngineEndedError):
+                        run.result["engines"][name]["info at the end"] = engine.ask({"info": True}, 5)
+
+
+@contextlib.contextmanager
+def turn(options: argparse.Namespace) -> Iterator[None]:
+    """Wait for other runs on the same GPU that share the file of --turn."""
+    if not options.turn:
+        yield
+        return
+    with options.turn.open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def pin(run: Run, started: Started) -> None:
+    """Give every role its cores, and note what the kernel says of it; loudly nothing where there are too few."""
+    cores = decode_pinning.physical_cores()
+    plan = {} if run.options.no_pinning else decode_pinning.layout(cores)
+    if plan:
+        roots = {name: engine.process.pid for name, engine in started.engines.items()}
+        run.result["pinning"] = {"plan": plan, "found": decode_pinning.pin_engines(roots, plan)}
+        run.say(f"pinned: {', '.join(f'{role} {cpus}' for role, cpus in plan.items())}")
+    elif not run.options.no_pinning:
+        note = f"NOT PINNED: {len(cores)} cores, {decode_pinning.LEAST} are needed; arms differ by where they run, too"
+        run.drop(note)
+        run.say(note)
+
+
+def measure(run: Run, started: Started, arms: list[Any], block: int) -> None:
+    """Texts of the padded pair, warm-up, rounds with stages."""
+    if "unpadded" in started.engines:
         try:
-            if "unpadded" in started.engines:
-                run.result["padding"]["texts"] = compare_texts(
-                    started,
-                    ("plain", "dflash", "ddtree"),
-                    run.prompts[: 4 if options.cpu else 8],
-                    8 if options.cpu else 48,
-                )
-                started.engines.pop("unpadded").close()
-                run.phase("padded texts compared")
-            warm_up(run, started, arms)
-            run.phase("warmed up")
-            reserve = STAGE_SECONDS * 2 * len(arms) * len(staged_sizes(options))
-            rounds(run, started, arms, bench.block, reserve)
-            run.phase("rounds measured")
-            stages(run, started, arms, bench.block)
-            run.phase("stages measured")
-        finally:
-            for name, engine in started.engines.items():
-                with contextlib.suppress(EngineEndedError):
-                    run.result["engines"][name]["info at the end"] = engine.ask({"info": True}, 20)
+            run.result["padding"]["texts"] = compare_texts(started, run.prompts, small=run.options.cpu)
+        except EngineEndedError as failure:
+            run.lost(started, failure)
+        except Exception:
+            run.drop(f"texts of the padded pair: {traceback.format_exc().strip().splitlines()[-1]}")
+        if "unpadded" in started.engines:
+            started.engines.pop("unpadded").close()
+        run.phase("padded texts compared")
+    warm_up(run, started, arms)
+    settle(run, started, arms)
+    run.phase("warmed up")
+    rounds(run, started, arms, block)
+    run.phase("rounds measured")
 
 
 def machine(options: argparse.Namespace) -> dict[str, Any]:
     """What the figures were measured on."""
     code = (
         "import json, torch; "
-        "name = torch.cuda.get_device_name() if torch.cuda.is_available() else 'CPU'; "
-        "print(json.dumps({'device': name, 'torch': torch.__version__}))"
+        "gpu = torch.cuda.is_available(); "
+        "name = torch.cuda.get_device_name() if gpu else 'CPU'; "
+        "free = torch.cuda.mem_get_info()[0] if gpu else 0; "
+        "print(json.dumps({'device': name, 'torch': torch.__version__, 'free': free}))"
     )
-    done = subprocess.run([options.python, "-c", code], capture_output=True, text=True, check=True)
-    return json.loads(done.stdout) | {"cores": os.cpu_count()}
+    done = subprocess.run([options.python, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return json.loads(done.stdout.splitlines()[-1]) | {"cores": os.cpu_count()}
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

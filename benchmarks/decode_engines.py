@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines of `decode.py`: how they are started beside each other on one GPU, and how they are asked."""
+"""The engines of `decode.py`: how they are started beside each other on one GPU, asked, and given up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +24,35 @@ from gpu_proofs.engines import gpu_check
 
 BENCHMARKS = Path(__file__).resolve().parent
 PROJECT = BENCHMARKS.parent
-#: Rendezvous ports lie below the range from which a kernel gives ports away.
-FIRST_PORT = 20500
 
 
 class EngineEndedError(RuntimeError):
-    """An engine is gone or does not answer; the text is the end of its log."""
+    """An engine is gone or does not answer; the text is the end of its log.
+
+    Args:
+        engine: Its name.
+        text: What happened.
+    """
+
+    def __init__(self, engine: str, text: str) -> None:
+        super().__init__(text)
+        self.engine = engine
 
 
 class Engine:
     """One engine in a process of its own. It answers one request at a time, in the order asked.
 
     Args:
-        name: Of its files in `workdir`.
+        name: Of its files in `workdir`; its log lies in the run's folder of logs.
         arguments: Of `sgl.Engine`.
+        end: By the monotonic clock: no answer is waited for beyond it.
     """
 
-    def __init__(self, options: argparse.Namespace, workdir: Path, name: str, arguments: dict[str, Any]) -> None:
-        self.name, self.arguments = name, arguments
-        self.log, self.stages = workdir / f"{name}.log", workdir / f"{name}.stages"
+    def __init__(
+        self, options: argparse.Namespace, workdir: Path, name: str, arguments: dict[str, Any], end: float
+    ) -> None:
+        self.name, self.arguments, self.end = name, arguments, end
+        self.log, self.stages = options.logs / f"{name}.log", workdir / f"{name}.stages"
         job = workdir / f"{name}.job"
         job.write_text(json.dumps({"engine": arguments}))
         ours, theirs = socket.socketpair()
@@ -76,20 +85,29 @@ class Engine:
             EngineEndedError: There is none within `seconds`.
         """
         with self.asking:
-            self._channel.sendall(json.dumps(request).encode() + b"\n")
+            # An engine that is gone does not take the request; waiting for its answer says so.
+            with contextlib.suppress(OSError):
+                self._channel.settimeout(5)
+                self._channel.sendall(json.dumps(request).encode() + b"\n")
             return self._answer(seconds)
 
     def _answer(self, seconds: float) -> dict[str, Any]:
-        self._channel.settimeout(max(seconds, 1))
+        self._channel.settimeout(max(min(seconds, self.end - time.monotonic()), 1))
         try:
             line = self._lines.readline()
-        except TimeoutError:
+        except OSError:
             line = ""
         if not line:
-            state = "gave no answer in time" if self.process.poll() is None else f"ended with {self.process.poll()}"
-            text = self.log.read_text(errors="replace")[-4000:]
-            raise EngineEndedError(f"the engine {self.name} {state}; the end of its log:\n{text}")
+            state = "gave no answer in time" if self.alive() else f"ended with {self.process.returncode}"
+            text = self.log.read_text(errors="replace")[-3000:]
+            raise EngineEndedError(self.name, f"the engine {self.name} {state}; the end of its log:\n{text}")
         return json.loads(line)
+
+    def alive(self) -> bool:
+        """Whether its first process runs; one that closed its channel has a moment to end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(1)
+        return self.process.returncode is None
 
     def close(self) -> None:
         """End the engine with everything that it started; it has nothing to lose."""
@@ -114,138 +132,6 @@ class Engine:
         return [self.ask({"call": call}) for call in calls]
 
 
-@dataclass(frozen=True)
-class Arm:
-    """One way to decode: an engine, and the budget that its requests ask for."""
-
-    name: str
-    engine: str
-    budget: int | str | None = None
-
-    def rows(self, block: int) -> int:
-        """Rows that the target verifies per request and step, as far as the arm decides it."""
-        return self.budget + 1 if isinstance(self.budget, int) else block
-
-
-class Bench:
-    """What a run starts: engine arguments by name, and the arms that they serve.
-
-    Lanes of a default `auto` are not captured for every batch size. The budgets of --more come from an engine of their
-    own, which takes no more than 8 requests, so that wide trees do not size everything for large batches.
-    """
-
-    def __init__(self, options: argparse.Namespace, pair: Path) -> None:
-        self.options, self.pair = options, pair
-        draft = json.loads((pair / "draft/config.json").read_text())
-        self.block = int(draft.get("block_size") or draft["dflash_config"]["block_size"])
-        self.engines: dict[str, dict[str, Any]] = {}
-        self.arms: list[Arm] = []
-        self._add("plain", "plain")
-        self._add("DFLASH", "dflash", self._drafting("DFLASH"))
-        trees = self._drafting("DDTREE")
-        budgets = [int(text) for text in options.budgets.split(",") if text]
-        if not self.has_lanes():
-            for budget in budgets or [16, 64]:
-                self._add(f"DDTREE {budget}", f"ddtree-{budget}", trees | {"speculative_ddtree_budget": budget})
-            return
-        lanes = trees | {"speculative_ddtree_budget": "auto"}
-        if budgets:
-            lanes["speculative_ddtree_budgets"] = sorted({*budgets, self.block - 1})
-        self._add("DDTREE auto", "ddtree", lanes)
-        more = [int(text) for text in options.more.split(",") if text]
-        if more:
-            sizes = [size for size in concurrencies(options) if size <= 8]
-            few = engine_arguments(options, pair, sizes) | trees
-            self.engines["ddtree-more"] = few | {
-                "speculative_ddtree_budget": max(more),
-                "speculative_ddtree_budgets": more,
-            }
-        if options.without_calibration:
-            self._add("DDTREE auto, uncalibrated", "uncalibrated", lanes | {"speculative_ddtree_calibration": "off"})
-
-    def _add(self, arm: str, engine: str, extra: dict[str, Any] | None = None) -> None:
-        self.engines[engine] = engine_arguments(self.options, self.pair, concurrencies(self.options)) | (extra or {})
-        self.arms.append(Arm(arm, engine))
-
-    def add_budgets(self, started: dict[str, Engine]) -> None:
-        """An arm for every budget that a started engine says it has captured, and the chain."""
-        kinds = {"ddtree": ("chain",), "ddtree-more": (), "uncalibrated": ("chain",)}
-        for name, others in kinds.items():
-            if name not in started:
-                continue
-            listed = started[name].ready["info"]["speculative_ddtree_budgets"]
-            found = [int(text) for text in listed.split(",")] if isinstance(listed, str) else listed
-            if name == "uncalibrated":
-                found = [budget for budget in found if budget in (self.block - 1, 64)]
-            end = ", uncalibrated" if name == "uncalibrated" else ""
-            self.arms += [Arm(f"DDTREE {budget}{end}", name, budget) for budget in (*others, *found)]
-
-    def _drafting(self, algorithm: str) -> dict[str, Any]:
-        return {
-            "speculative_algorithm": algorithm,
-            "speculative_draft_model_path": str(self.pair / "draft"),
-            "attention_backend": "triton",
-        }
-
-    def has_lanes(self) -> bool:
-        """Whether the patched site serves several budgets from one engine."""
-        return "speculative_ddtree_budgets" in (self.options.site / "sglang/srt/server_args.py").read_text()
-
-
-def engine_arguments(options: argparse.Namespace, pair: Path, sizes: list[int]) -> dict[str, Any]:
-    """Arguments that all engines share; `sizes` are the batch sizes that get graphs.
-
-    SGLang sizes its pool by what is free before and after the model is loaded, while other engines take memory as well.
-    With a fraction near 1 that estimate stays large, and `max_total_tokens` decides.
-    """
-    second = (options.site / "sglang/srt/speculative/dflash_worker_v2.py").exists()
-    shared: dict[str, Any] = {
-        "model_path": str(pair / "target"),
-        "skip_tokenizer_init": True,
-        "attention_backend": "torch_native" if options.cpu else "triton",
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "disable_overlap_schedule": not second,
-        "disable_radix_cache": True,
-        "sleep_on_idle": True,  # an engine that waits leaves its core to the others
-        "max_running_requests": sizes[-1],
-        "random_seed": 0,
-        "nccl_port": free_port(),
-        "log_level": "info",
-    }
-    if options.cpu:
-        small = {"max_total_tokens": 4096, "context_length": 256, "mem_fraction_static": 0.5}
-        return shared | small | {"device": "cpu", "dtype": "float32", "disable_cuda_graph": True}
-    graphs: dict[str, Any] = {"disable_piecewise_cuda_graph": True, "cuda_graph_bs": sizes}
-    if second:
-        graphs = {"disable_prefill_cuda_graph": True, "cuda_graph_bs_decode": sizes}
-    room = {
-        "dtype": "bfloat16",
-        "mem_fraction_static": 0.95,
-        "context_length": 2048,
-        # Prompt, the most output, and two steps of a wide tree.
-        "max_total_tokens": max(sizes[-1], 16) * (options.prompt_tokens + 6 * options.tokens + 300),
-    }
-    return shared | graphs | room
-
-
-def concurrencies(options: argparse.Namespace) -> list[int]:
-    """Of the run, ascending."""
-    return sorted(int(text) for text in options.concurrency.split(","))
-
-
-_ports = iter(range(FIRST_PORT, FIRST_PORT + 500))
-
-
-def free_port() -> int:
-    """A port of its own for an engine."""
-    for port in _ports:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise EngineEndedError(f"no free port among {FIRST_PORT} to {FIRST_PORT + 499}")
-
-
 def environment(options: argparse.Namespace) -> dict[str, str]:
     """Of an engine: the site, the clock, no network."""
     clock = str(BENCHMARKS / "step_clock")
@@ -260,30 +146,40 @@ def environment(options: argparse.Namespace) -> dict[str, str]:
 
 
 class Started:
-    """All engines of a run, started at once and closed together."""
+    """All engines of a run, started at once and closed together.
 
-    def __init__(self, options: argparse.Namespace, workdir: Path, jobs: dict[str, dict[str, Any]]) -> None:
+    Args:
+        jobs: Arguments of each engine by its name.
+        end: By the monotonic clock: when the run has to be over.
+    """
+
+    def __init__(self, options: argparse.Namespace, workdir: Path, jobs: dict[str, dict[str, Any]], end: float) -> None:
         self.engines: dict[str, Engine] = {}
-        self.failed: dict[str, str] = {}
-        self._jobs, self._options, self._workdir = jobs, options, workdir
+        self._jobs, self._options, self._workdir, self._end = jobs, options, workdir, end
 
     def __enter__(self) -> Started:
+        self._options.logs.mkdir(parents=True, exist_ok=True)
         for name, arguments in self._jobs.items():
-            self.engines[name] = Engine(self._options, self._workdir, name, arguments)
+            self.engines[name] = Engine(self._options, self._workdir, name, arguments, self._end)
         return self
 
-    def wait(self, seconds: float) -> None:
-        """Until every engine is ready or failed; one that failed is left out and its log's end is kept."""
-        end = time.monotonic() + seconds
+    def wait(self, seconds: float) -> list[EngineEndedError]:
+        """Until every engine is ready or failed: the failures; their engines are given up."""
+        end, failures = time.monotonic() + seconds, []
         for name, engine in list(self.engines.items()):
             try:
                 engine.wait(end - time.monotonic())
                 print(f"engine {name}: ready after {engine.ready['start_s']:.0f} s", flush=True)
             except EngineEndedError as failure:
-                self.failed[name] = str(failure)
-                print(failure, flush=True)
-                engine.close()
-                del self.engines[name]
+                failures.append(failure)
+                self.give_up(failure)
+        return failures
+
+    def give_up(self, failure: EngineEndedError) -> None:
+        """End an engine that is gone or hangs."""
+        engine = self.engines.pop(failure.engine, None)
+        if engine is not None:
+            engine.close()
 
     def __exit__(self, *_: object) -> None:
         for engine in self.engines.values():

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the steps of `decode.py` to its figures; `decode_figures.py RESULT.json` prints a run's tables again."""
+"""From the steps of `decode.py` to its figures; `decode_report` prints them."""
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
+import decode_verdicts
 
+
+#: The arm that drafts DFLASH's chain in the engine of trees.
+CHAIN = "DDTREE chain"
 #: What the figures mean; written into every result.
 DEFINITIONS = {
     "measurement": "All requests of a concurrency start at once and are decoded greedily until each has its N tokens, "
@@ -22,11 +23,13 @@ DEFINITIONS = {
     "its speed so far. Prefill and tail do not count; scheduling and host work do.",
     "accept": "N over the mean number of steps in which a request gets N tokens: the target's own token included.",
     "step_ms": "Time from step to step while all requests ran.",
-    "rounds": "Each round measures all arms at one concurrency after the other, then the next concurrency; rounds use "
-    "different prompts and begin with different arms. median, min and max are over rounds; pooled is over the tokens "
-    "and times of all rounds together.",
+    "rounds": "Each round measures all arms at one concurrency after the other, the next round (and at small "
+    "concurrencies the next prompt) in the opposite order; rounds use different prompts. median, min and max are over "
+    "rounds; pooled is over the tokens and times of all rounds together.",
     "to_dflash": "tok_s over DFLASH's of the same rounds, which decode the same prompts.",
     "to_best": "tok_s over the best other arm's, pooled over the rounds that both ran.",
+    "calibration": "An arm over the same one in an engine without calibration; `processes` is the same for chains, on "
+    "which calibration has no influence, and `alike` is tok_s over that.",
     "limit": "What the verify's width alone leaves of DFLASH's step rate: step(DFLASH) / (step(DFLASH) + verify(W) - "
     "verify(block)); verify times are those of graphs replayed alone at start-up (`replay`), or of the stage of a step "
     "(`stage`), which holds the device's waiting for the host.",
@@ -134,11 +137,7 @@ def cells(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
         whole = pooled(rounds, rounds)
         for figure in ("tok_s", "step_ms", "accept"):
             row[figure] = spread([entry[figure] for entry in rounds.values()]) | {"pooled": whole[figure]}
-        chosen: dict[str, int] = {}
-        for entry in rounds.values():
-            for choice, count in entry.get("chosen", {}).items():
-                chosen[choice] = chosen.get(choice, 0) + count
-        if chosen:
+        if chosen := choices(rounds):
             row["chosen"] = chosen
         if both:
             row["to_dflash"] = spread([rounds[number]["tok_s"] / control[number]["tok_s"] for number in both])
@@ -216,18 +215,22 @@ def replays(result: dict[str, Any], concurrency: int) -> dict[int, float]:
     return found
 
 
-def autos(rows: list[dict[str, Any]], measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`auto` beside the best arm and beside DFLASH at every concurrency."""
+def autos(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`auto` beside the best arm and beside DFLASH at every concurrency.
+
+    The best of what an operator could have set: arms with and without calibration are not mixed.
+    """
     found, measured = [], by_cell(measurements)
-    for row in rows:
-        if row["arm"] != "DDTREE auto":
+    for concurrency, name in measured:
+        if not name.startswith("DDTREE auto"):
             continue
-        concurrency = row["concurrency"]
-        # The best of what an operator could have set; an arm without calibration is a control.
+        own = measured[concurrency, name]
         ratios = {
-            arm: ratio("tok_s", measured[concurrency, row["arm"]], rounds)
+            arm: ratio("tok_s", own, rounds)
             for (size, arm), rounds in measured.items()
-            if size == concurrency and arm != row["arm"] and "uncalibrated" not in arm
+            if size == concurrency
+            and arm != name
+            and (not arm.startswith("DDTREE") or ("uncalibrated" in arm) == ("uncalibrated" in name))
         }
         known = {arm: value for arm, value in ratios.items() if value is not None}
         if not known:
@@ -236,92 +239,67 @@ def autos(rows: list[dict[str, Any]], measurements: list[dict[str, Any]]) -> lis
         found.append(
             {
                 "concurrency": concurrency,
-                "tok_s": row["tok_s"]["pooled"],
+                "arm": name,
+                "tok_s": pooled(own, own)["tok_s"],
                 "best": best,
                 "to_best": known[best],
                 "to_dflash": known.get("DFLASH"),
-                "chosen": row.get("chosen", {}),
+                "chosen": choices(own),
             }
         )
     return found
 
 
+def choices(rounds: Rounds) -> dict[str, int]:
+    """How often `auto` took which choice."""
+    found: dict[str, int] = {}
+    for entry in rounds.values():
+        for choice, count in entry.get("chosen", {}).items():
+            found[choice] = found.get(choice, 0) + count
+    return found
+
+
+def calibrations(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Every arm beside the same one without calibration, in the same rounds.
+
+    The two are served by different processes. Chains do not depend on calibration: their ratio is what the processes
+    differ by.
+    """
+    found, measured = [], by_cell(measurements)
+    for concurrency, name in measured:
+        control = measured.get((concurrency, f"{name}, uncalibrated"))
+        if control is None or name == CHAIN:
+            continue
+        speed = ratio("tok_s", measured[concurrency, name], control)
+        chains = [measured.get((concurrency, f"{CHAIN}{end}"), {}) for end in ("", ", uncalibrated")]
+        processes = ratio("tok_s", *chains)
+        if speed is not None:
+            row = {"concurrency": concurrency, "arm": name, "tok_s": speed, "processes": processes}
+            row["accept"] = ratio("accept", measured[concurrency, name], control)
+            row["alike"] = speed / processes if processes else None
+            found.append(row)
+    return found
+
+
+#: Of a result whose figures could not be made.
+NOTHING: dict[str, Any] = {
+    "cells": [],
+    "stages": [],
+    "efficiency": [],
+    "auto": [],
+    "calibration": [],
+    "verdicts": [],
+}
+
+
 def figures(result: dict[str, Any]) -> dict[str, Any]:
     """All figures of a result file."""
     rows = cells(result["measurements"])
-    return {
+    found = {
         "cells": rows,
         "stages": stage_means(result["stages"]),
         "efficiency": efficiencies(result, rows),
-        "auto": autos(rows, result["measurements"]),
+        "auto": autos(result["measurements"]),
+        "calibration": calibrations(result["measurements"]),
     }
-
-
-def report(result: dict[str, Any]) -> str:
-    """The tables of a run as text: tokens per second, then what the issue asks of trees and of `auto`."""
-    found = result["figures"]
-    sizes = sorted({row["concurrency"] for row in found["cells"]})
-    rows_of = {(row["arm"], row["concurrency"]): row for row in found["cells"]}
-    lines = [["tok/s (x DFLASH)", *(f"c={size}" for size in sizes), f"accept c={sizes[0]}" if sizes else "", "rounds"]]
-    for arm in dict.fromkeys(row["arm"] for row in found["cells"]):
-        line = [arm]
-        for size in sizes:
-            row = rows_of.get((arm, size))
-            times = row["to_dflash"]["pooled"] if row and "to_dflash" in row else 0
-            line.append(f"{row['tok_s']['pooled']:.0f} ({times:.2f})" if row else "-")
-        first = next(row for row in found["cells"] if row["arm"] == arm)
-        counts = [rows_of[arm, size]["tok_s"]["n"] for size in sizes if (arm, size) in rows_of]
-        lines.append([*line, f"{first['accept']['pooled']:.2f}", f"{min(counts)}-{max(counts)}"])
-    text = [table(lines)]
-    if found["auto"]:
-        rows = [
-            [
-                f"c={r['concurrency']}",
-                r["best"],
-                f"{r['to_best']:.3f}",
-                f"{r['to_dflash'] or 0:.3f}",
-                shares(r["chosen"]),
-            ]
-            for r in found["auto"]
-        ]
-        text.append(table([["auto", "best other arm", "auto/best", "auto/DFLASH", "chosen"], *rows]))
-    if found["efficiency"]:
-        head = ["limit", "accept x", "verify ms", "limit", "possible", "got", "efficiency"]
-        rows = [
-            [
-                f"c={r['concurrency']} {r['arm']}",
-                f"{r['accept_ratio']:.3f}",
-                f"{r['verify_ms']:.2f}",
-                f"{r['limit']:.3f}",
-                f"{r['possible']:.3f}",
-                f"{r['to_dflash']:.3f}",
-                f"{r['efficiency']:.3f}",
-            ]
-            for r in found["efficiency"]
-        ]
-        text.append(table([head, *rows]))
-    for row in found["stages"]:
-        parts = " ".join(f"{name} {ms:.3f}" for name, ms in row["ms"].items())
-        text.append(f"c={row['concurrency']} {row['arm']}: {parts} ms ({row['steps']} steps)")
-    for engine, memory in result.get("memory", {}).items():
-        held, kept = (memory.get(name, 0) / 2**30 for name in ("allocated", "reserved"))
-        text.append(f"peak memory of {engine}: {held:.1f} GiB in tensors, {kept:.1f} GiB reserved")
-    text += [f"not measured: {note}" for note in result["dropped"]]
-    return "\n".join(text)
-
-
-def shares(counts: dict[str, int]) -> str:
-    """The most frequent choices and how often they were taken."""
-    most = sorted(counts.items(), key=lambda item: -item[1])[:3]
-    return ", ".join(f"{choice} {count / sum(counts.values()):.0%}" for choice, count in most)
-
-
-def table(lines: list[list[str]]) -> str:
-    """Aligned text; the first line is the head."""
-    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
-    return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)) for line in lines)
-
-
-if __name__ == "__main__":
-    given = json.loads(Path(sys.argv[1]).read_text())
-    print(report(given | {"figures": figures(given)}))
+    return found | {"verdicts": decode_verdicts.verdicts(result, found)}

@@ -28,11 +28,17 @@ class Verdicts:
         return arm.result()
 
 
-def compare_texts(started: Started, names: tuple[str, ...], prompts: list[list[int]], tokens: int) -> dict[str, Any]:
-    """Decode the same prompts with the unpadded target and with padded engines, and judge each first difference."""
+def compare_texts(started: Started, prompts: list[list[int]], *, small: bool) -> dict[str, Any]:
+    """Decode the same prompts with the unpadded target and with padded engines, and judge each first difference.
+
+    Raises:
+        EngineEndedError: One of the engines is gone.
+    """
+    prompts, tokens = prompts[: 4 if small else 8], 8 if small else 48
     sizes = sorted({1, min(4, len(prompts)), len(prompts)})
     calls = [greedy(prompts[:size], tokens) for size in sizes]
     plain = started.engines["unpadded"]
+    names = ("plain", "dflash", "ddtree")
     padded = {f"padded {name}": started.engines[name] for name in names if name in started.engines}
     with ThreadPoolExecutor() as threads:
         first = threads.submit(plain.decode, [call | {"tops": 2} for call in calls])

@@ -13,6 +13,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import decode_figures
+import decode_report
 
 
 #: Two requests, one of which gets two tokens a step and the other four; then one is cut, and the other is alone.
@@ -124,7 +125,49 @@ def test_auto_is_compared_with_the_best_of_all_others(result: dict[str, Any]) ->
 
 def test_the_report_names_every_arm_and_what_is_missing(result: dict[str, Any]) -> None:
     """A run that was cut says so."""
-    text = decode_figures.report(result | {"figures": decode_figures.figures(result)})
+    text = decode_report.report(result | {"figures": decode_figures.figures(result)})
     assert all(
         name in text for name in ("plain", "DFLASH", "DDTREE 64", "DDTREE auto", "2.0 GiB", "not measured: nothing")
     )
+
+
+def test_calibrated_arms_are_compared_in_the_same_rounds_and_by_their_chains() -> None:
+    """The control's process is a tenth faster, as its chain shows; what is left is the calibration."""
+    found = []
+    for number, accepted in enumerate((3, 4)):
+        for name, gain, step in (("DDTREE chain", 1.0, 10.0), ("DDTREE auto", 1.32, 11.0), ("DDTREE 64", 1.4, 12.0)):
+            found.append(measured(number, name, gain * accepted, step))
+            found.append(measured(number, f"{name}, uncalibrated", gain * accepted / 1.1, step / 1.1))
+        found[6 * number + 1] = measured(number, "DDTREE chain, uncalibrated", accepted, 10.0 / 1.1)
+    rows = {row["arm"]: row for row in decode_figures.calibrations(found)}
+    assert set(rows) == {"DDTREE auto", "DDTREE 64"}
+    for row in rows.values():
+        expected = {"tok_s": 1.0, "accept": 1.1, "processes": 1 / 1.1, "alike": 1.1}
+        assert {name: row[name] for name in expected} == pytest.approx(expected)
+    autos = {row["arm"]: row["best"] for row in decode_figures.autos(found)}
+    assert autos == {"DDTREE auto": "DDTREE 64", "DDTREE auto, uncalibrated": "DDTREE 64, uncalibrated"}
+
+
+def test_verdicts_are_about_the_worst_concurrency(result: dict[str, Any]) -> None:
+    """Of `auto` over the best and over DFLASH; efficiency and gain at concurrency 1; rounds."""
+    result["rounds"] = 2
+    found = {row["what"]: row["passed"] for row in decode_figures.figures(result)["verdicts"]}
+    assert found == {
+        "DDTREE auto is at least 0.97 x the best other arm": False,
+        "DDTREE auto is at least 1.05 x DFLASH": True,
+        "efficiency at concurrency 1 is at least 0.95": False,
+        "a tree is at least 1.24 x DFLASH at concurrency 1, where possible": True,
+        "every arm has all rounds": True,
+    }
+    result["rounds"] = 3
+    assert decode_figures.figures(result)["verdicts"][-1]["passed"] is False
+
+
+def test_what_decides_stands_at_the_end(result: dict[str, Any]) -> None:
+    """A log that is cut at its front still says it."""
+    text = decode_report.report(result | {"rounds": 2, "figures": decode_figures.figures(result | {"rounds": 2})})
+    lines = text.splitlines()
+    assert lines[-1].startswith("ok      every arm has all rounds")
+    order = ["peak memory", "limit  ", "tok/s (x DFLASH", "auto  ", "not measured", "NOT SO"]
+    places = [next(at for at, line in enumerate(lines) if line.startswith(word)) for word in order]
+    assert places == sorted(places)

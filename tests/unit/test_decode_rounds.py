@@ -8,7 +8,6 @@ import json
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,9 +15,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-import decode_figures
+import decode
+import decode_report
 import decode_rounds
-from decode_engines import Arm
+import decode_run
+import decode_stages
+from decode_arms import Arm
+from decode_engines import EngineEndedError
 
 
 ARMS = [Arm("plain", "plain"), Arm("DFLASH", "dflash"), Arm("DDTREE auto", "ddtree"), Arm("DDTREE 15", "ddtree", 15)]
@@ -31,63 +34,152 @@ class Engine:
     def __init__(self, folder: Path, name: str, cost: float) -> None:
         self.name, self.cost, self.stages = name, cost, folder / f"{name}.stages"
         self.asked: list[dict[str, Any]] = []
+        self.lives = 10_000
 
-    def ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def ask(self, request: dict[str, Any], _seconds: float) -> dict[str, Any]:
         if "info" in request:
             return {"ddtree_steps": {"15": len(self.asked)}}
+        self.lives -= 1
+        if self.lives < 0:
+            raise EngineEndedError(self.name, f"the engine {self.name} gave no answer in time")
         self.asked.append(request)
         time.sleep(self.cost)
         if self.stages.with_name(self.stages.name + ".on").exists():
             line = json.dumps({"batch": len(request["prompts"]), "width": 16, "ms": {"verify": 6.0}})
-            self.stages.write_text(f"{line}\n" * 3)
+            with self.stages.open("a") as out:
+                out.write(f"{line}\n" * 3)
         gain = ACCEPTED[self.name]
         steps = [[0.01 * at, "d", [1 + gain * at] * len(request["prompts"]), 0] for at in range(60)]
         return {"steps": steps, "memory": {}, "errors": []}
 
 
-def run_of(tmp_path: Path, **changes: Any) -> decode_rounds.Run:
+class Started:
+    """Engines of a run."""
+
+    def __init__(self, folder: Path, cost: float = 0.0) -> None:
+        self.engines = {name: Engine(folder, name, cost) for name in ACCEPTED}
+
+    def give_up(self, failure: EngineEndedError) -> None:
+        self.engines.pop(failure.engine, None)
+
+
+def run_of(tmp_path: Path, **changes: Any) -> decode_run.Run:
     (tmp_path / "prompts.json").write_text(json.dumps([[number] * 8 for number in range(64)]))
     options = {"pair": tmp_path, "out": tmp_path / "out.json", "prompt_tokens": 8, "tokens": 12, "seconds": 1.0}
-    options |= {"concurrency": "1,4,16", "rounds": 3, "singles": 2, "settle": 0, "rows": 2080, "hopeless": 0.8}
-    options |= {"stages": None, "limit": 100}
-    run = decode_rounds.Run(argparse.Namespace(**options | changes), time.monotonic())
+    options |= {"concurrency": "1,4,16", "rounds": 3, "singles": 2, "settle": 0, "rows": 2080}
+    options |= {"stages": None, "limit": 300}
+    run = decode_run.Run(argparse.Namespace(**options | changes), time.monotonic())
     run.result |= {"block": 16, "arms": [vars(arm) for arm in ARMS]}
     return run
 
 
-@pytest.mark.parametrize("limit", [100, 5.4], ids=["enough time", "too little"])
-def test_a_run_ends_with_a_report_whatever_time_it_has(tmp_path: Path, limit: float) -> None:
-    """At other concurrencies than the default ones; what the time did not allow is named."""
-    run = run_of(tmp_path, limit=limit)
-    engines = {name: Engine(tmp_path, name, 0.0 if limit > 10 else 0.02) for name in ACCEPTED}
-    started: Any = SimpleNamespace(engines=engines)
+def measured(run: decode_run.Run, started: Any) -> dict[str, Any]:
+    """The whole of what is done with engines, as it was written."""
     decode_rounds.warm_up(run, started, ARMS)
-    decode_rounds.rounds(run, started, ARMS, 16, reserve=0)
-    decode_rounds.stages(run, started, ARMS, 16)
+    decode_rounds.settle(run, started, ARMS)
+    decode_rounds.rounds(run, started, ARMS, 16)
     run.save()
-    result = json.loads((tmp_path / "out.json").read_text())
-    text = decode_figures.report(result)
-    if limit > 10:
-        assert [row["n"] for row in (cell["tok_s"] for cell in result["figures"]["cells"])] == [3] * 12
-        assert {entry["concurrency"] for entry in result["stages"]} == {1, 4, 16}
-        assert "not measured" not in text
-    else:
-        assert "on: no time left" in text
-    assert "DDTREE 15" in text
+    result: dict[str, Any] = json.loads((run.options.out).read_text())
+    return result
+
+
+def counts(result: dict[str, Any]) -> dict[tuple[str, int], int]:
+    """Rounds of each arm at each concurrency."""
+    return {(row["arm"], row["concurrency"]): row["tok_s"]["n"] for row in result["figures"]["cells"]}
+
+
+def test_a_run_with_enough_time_holds_every_arm_in_every_round(tmp_path: Path) -> None:
+    """At other concurrencies than the default ones, with the stages."""
+    run = run_of(tmp_path)
+    result = measured(run, Started(tmp_path))
+    assert set(counts(result).values()) == {3}
+    assert len(counts(result)) == 12
+    assert {entry["concurrency"] for entry in result["stages"]} == {1, 4, 16}
+    assert all(entry["steps"] for entry in result["stages"])
+    text = decode_report.report(result)
+    assert "not measured" not in text
+    assert "fewer than" not in text
+    assert decode.status(run, "") == 0
+
+
+def test_a_run_with_little_time_keeps_the_main_arms_and_says_what_is_missing(tmp_path: Path) -> None:
+    """Time for three rounds of plain, DFLASH and auto, and not of the fixed tree too."""
+    run = run_of(tmp_path, concurrency="4", limit=18.6)
+    result = measured(run, Started(tmp_path, 0.3))
+    found = counts(result)
+    assert {found[name, 4] for name in ("plain", "DFLASH", "DDTREE auto")} == {3}
+    assert found.get(("DDTREE 15", 4), 0) < 3
+    assert sum(len(note["left_out"]) for note in result["plan"]) > 0
+    assert decode.status(run, "") == 0
+
+
+def test_a_run_that_is_over_too_early_says_so(tmp_path: Path) -> None:
+    """Its exit status is of its own, and what it has measured is in the table."""
+    run = run_of(tmp_path, limit=9.5)
+    result = measured(run, Started(tmp_path, 0.05))
+    text = decode_report.report(result)
+    assert "on: no time left" in text
+    assert decode.status(run, "") == 3
+
+
+@pytest.mark.parametrize("lives", [0, 7, 15])
+@pytest.mark.parametrize("name", ACCEPTED)
+def test_an_engine_that_hangs_costs_no_other_arm(tmp_path: Path, name: str, lives: int) -> None:
+    """Lost in the warm-up, or in the middle of a round: the table of the others, and an exit status."""
+    run, started = run_of(tmp_path), Started(tmp_path)
+    started.engines[name].lives = lives
+    result = measured(run, started)
+    found = counts(result)
+    for arm in ARMS:
+        assert (arm.engine == name) or {found[arm.name, size] for size in (1, 4, 16)} == {3}
+    text = decode_report.report(result)
+    assert f"FAILED: engine {name}: the engine {name} gave no answer in time" in text
+    assert decode.status(run, "") == 1
+
+
+def test_every_block_is_on_disk_when_the_next_begins(tmp_path: Path) -> None:
+    """A run that is killed keeps what it has measured."""
+    run, started = run_of(tmp_path, concurrency="1,4", rounds=2), Started(tmp_path)
+    seen, ask = [], started.engines["plain"].ask
+
+    def asked(request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        seen.append(len(json.loads(run.options.out.read_text())["measurements"]) if run.options.out.exists() else 0)
+        return ask(request, seconds)
+
+    started.engines["plain"].ask = asked  # type: ignore[method-assign]
+    measured(run, started)
+    assert {0, 4, 8, 12} <= set(seen)
+
+
+def test_figures_that_break_do_not_cost_the_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was measured is written, and the report says why it has no table."""
+    monkeypatch.setattr("decode_figures.stage_means", lambda _: 1 / 0)
+    result = measured(run_of(tmp_path), Started(tmp_path))
+    assert len(result["measurements"]) == 36
+    assert "not measured: figures: ZeroDivisionError" in decode_report.report(result)
+
+
+def test_a_line_of_stages_that_is_still_being_written_is_left(tmp_path: Path) -> None:
+    """An engine writes while the benchmark reads."""
+    file = tmp_path / "stages"
+    assert decode_stages.read_lines(file) == []
+    file.write_text('{"batch": 1}\n{"bat')
+    assert decode_stages.read_lines(file) == [{"batch": 1}]
 
 
 def test_every_prompt_goes_through_all_arms_before_the_next(tmp_path: Path) -> None:
-    """At concurrency 1, where rounds hold several prompts; and all arms get the same ones."""
-    run = run_of(tmp_path, concurrency="1", rounds=2)
+    """At concurrency 1, where rounds hold several prompts: there and back; and all arms get the same ones."""
+    run, started = run_of(tmp_path, concurrency="1", rounds=2, stages=""), Started(tmp_path)
     order: list[tuple[str, int]] = []
-    engines = {name: Engine(tmp_path, name, 0) for name in ACCEPTED}
-    for name, engine in engines.items():
-        engine.ask = lambda request, name=name, ask=engine.ask: (
+    for name, engine in started.engines.items():
+        engine.ask = lambda request, seconds, name=name, ask=engine.ask: (  # type: ignore[method-assign]
             order.append((name, request["prompts"][0][0])) if "measure" in request else None,
-            ask(request),
+            ask(request, seconds),
         )[1]
-    started: Any = SimpleNamespace(engines=engines)
-    decode_rounds.rounds(run, started, ARMS, 16, reserve=0)
+    result: Any = started
+    decode_rounds.rounds(run, result, ARMS, 16)
     assert [prompt for _, prompt in order] == [number for number in range(4) for _ in ARMS]
+    names = [[name for name, prompt in order if prompt == number] for number in range(4)]
+    assert names[0] == names[1][::-1] == names[2][::-1] == names[3]
     auto = [entry for entry in run.result["measurements"] if entry["arm"] == "DDTREE auto"]
     assert [entry["chosen"] for entry in auto] == [{"15": 2}, {"15": 2}]

@@ -191,8 +191,8 @@ if os.environ.get("DDTREE_TEST_REFERENCE_KERNELS"):
 
 sys.meta_path.insert(0, _AfterImport("sglang.srt.batch_invariant_ops", _without_batch_invariant_kernels))
 
-if os.environ.get("DDTREE_COUNT"):
-    # Operations of a step are counted as on a GPU; its `sitecustomize` is hidden by this one.
+if os.environ.get("DDTREE_COUNT") and __name__ == "sitecustomize":
+    # Operations of a step are counted as on a GPU; its `sitecustomize` is hidden by this one, unless it runs this one.
     _folder = os.path.join(os.path.dirname(__file__), "../../../scripts/gpu_watch")
     sys.path.append(_folder)
     _spec = importlib.util.spec_from_file_location("gpu_watch", os.path.join(_folder, "sitecustomize.py"))

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How long a round of `decode.py` takes, and which arms are in it when the time does not hold all of them.
+
+The main arms are in every round. The others are let in by how near they are to the best of them at their concurrency
+(before anything is measured: the narrow ones first), as long as every round that was asked for can hold them. So what
+could be the best has all rounds, and what is left out, wide trees of many requests as a rule, is far from it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from dataclasses import dataclass
+from typing import Any
+
+import decode_figures
+from decode_arms import Arm, concurrencies
+
+
+#: In every round, whatever the time.
+MAIN = ("plain", "DFLASH", "DDTREE auto", "DDTREE auto, uncalibrated")
+#: Seconds beside prefill and decoding that a measurement takes: requests come and go, records are written.
+OVERHEAD = 0.07
+#: Plain decoding is as fast on one prompt as on another, and needs no longer time.
+PLAIN_SHARE = 0.4
+#: Measured on an H200 with an 8B target: four engines started beside each other, cold; prefill.
+START_SECONDS, PREFILL_TOKENS, PREFILL_SECONDS = 150.0, 40_000, 0.03
+
+Cell = tuple[int, Arm]
+
+
+def groups_of(options: argparse.Namespace, size: int) -> int:
+    """Batches of prompts that a measurement consists of: at small concurrencies one says little about acceptance."""
+    return max(1, options.singles // size)
+
+
+@dataclass(frozen=True)
+class Round:
+    """What a round is to hold: the arms of each concurrency, seconds, and how many cells were left out for the time."""
+
+    arms: dict[int, list[Arm]]
+    seconds: float
+    left_out: list[str]
+
+
+class Plan:
+    """Seconds that a measurement of an arm takes at a concurrency: measured ones, or a guess before there are any."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.prefill = {size: self._guessed_prefill(size) for size in concurrencies(options)}
+        self._measured: dict[tuple[int, str], list[float]] = {}
+
+    def _guessed_prefill(self, size: int) -> float:
+        return PREFILL_SECONDS + size * self.options.prompt_tokens / PREFILL_TOKENS
+
+    def note(self, size: int, arm: str, seconds: float) -> None:
+        """An arm has taken so long at a concurrency, all its batches of prompts together."""
+        self._measured.setdefault((size, arm), []).append(seconds)
+
+    def cost(self, size: int, arm: Arm) -> float:
+        """Seconds of one arm at one concurrency in one round."""
+        known = self._measured.get((size, arm.name))
+        if known:
+            return statistics.median(known)
+        decoding = self.options.seconds * (PLAIN_SHARE if arm.name == "plain" else 1)
+        return decoding + groups_of(self.options, size) * (self.prefill[size] + OVERHEAD)
+
+    def choose(self, cells: list[Cell], measurements: list[dict[str, Any]], *, rounds: int, seconds: float) -> Round:
+        """The next of `rounds` that are left and have to fit into `seconds`."""
+        share = seconds / rounds
+        if not measurements:
+            # The first round may be longer: it says which arms are worth the others.
+            share = max(share, seconds - (rounds - 1) * self.total(cells, main=True))
+        return self.fill(cells, worths(measurements), share)
+
+    def total(self, cells: list[Cell], *, main: bool = False) -> float:
+        """Seconds of a round of these cells, or of the main arms among them."""
+        return sum(self.cost(*cell) for cell in cells if not main or cell[1].name in MAIN)
+
+    def fill(self, cells: list[Cell], worth: dict[tuple[int, str], float], share: float) -> Round:
+        """The main arms, and of the others as many as `share` seconds hold, those of most worth first."""
+        kept = {(size, arm.name) for size, arm in cells if arm.name in MAIN}
+        total, left_out = self.total(cells, main=True), []
+        others = [cell for cell in cells if cell[1].name not in MAIN]
+        others.sort(key=lambda cell: (-worth.get((cell[0], cell[1].name), 0.0), cell[0] * cell[1].rows(1)))
+        for size, arm in others:
+            if total + self.cost(size, arm) <= share:
+                total += self.cost(size, arm)
+                kept.add((size, arm.name))
+            else:
+                left_out.append(f"{arm.name} at {size}")
+        arms: dict[int, list[Arm]] = {}
+        for size, arm in cells:
+            if (size, arm.name) in kept:
+                arms.setdefault(size, []).append(arm)
+        return Round(arms, total, left_out)
+
+
+def worths(measurements: list[dict[str, Any]]) -> dict[tuple[int, str], float]:
+    """Tokens per second of each arm over the best tree's at its concurrency, by what is known so far."""
+    rows = [row for row in decode_figures.cells(measurements) if "to_dflash" in row]
+    best: dict[int, float] = {}
+    for row in rows:
+        if row["arm"].startswith("DDTREE"):
+            best[row["concurrency"]] = max(best.get(row["concurrency"], 0.0), row["to_dflash"]["pooled"])
+    return {
+        (row["concurrency"], row["arm"]): row["to_dflash"]["pooled"] / best[row["concurrency"]]
+        for row in rows
+        if best.get(row["concurrency"])
+    }
+
+
+def sketch(options: argparse.Namespace, arms: list[Arm], served: list[Cell]) -> str:
+    """What --plan prints: how long a run of these arms may take, before anything is known of the machine."""
+    plan = Plan(options)
+    whole, main = plan.total(served), plan.total(served, main=True)
+    settled = options.settle * len(plan.prefill) * sum(arm.name.startswith("DDTREE auto") for arm in arms)
+    around = START_SECONDS + 20 + settled + len(arms) * 2
+    left = options.limit - around
+    text = [
+        f"{len(arms)} arms, {len(served)} cells a round; {options.rounds} rounds in {options.limit:.0f} s",
+        f"  start, texts, warm-up, settling, stages: about {around:.0f} s; left for rounds: {left:.0f} s",
+        f"  a round of all arms: about {whole:.0f} s, of the main ones: about {main:.0f} s",
+    ]
+    fits = plan.fill(served, {}, left / options.rounds)
+    if not fits.left_out:
+        text.append(f"  all arms fit into all {options.rounds} rounds")
+    elif main * options.rounds <= left:
+        text.append(f"  every round holds the main arms and, as a guess, {len(served) - len(fits.left_out)} cells")
+        text.append("  the others, farthest from the best first, get fewer rounds")
+    else:
+        text.append(f"  TOO SHORT: {int(left // main)} rounds of the main arms; raise --limit, or lower --rounds")
+    return "\n".join(text)

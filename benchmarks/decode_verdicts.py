@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a run of `decode.py`, and whether its figures say so."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+#: What a run is to show: of `auto` over the best other arm and over DFLASH, of a tree at concurrency 1.
+TO_BEST, TO_DFLASH, EFFICIENCY, GAIN = 0.97, 1.05, 0.95, 1.24
+
+
+def verdicts(result: dict[str, Any], found: dict[str, Any]) -> list[dict[str, Any]]:
+    """What is asked of a run, and whether it is so; None where nothing was measured that says it."""
+    rows = []
+    for name in dict.fromkeys(row["arm"] for row in found["auto"]):
+        mine = [row for row in found["auto"] if row["arm"] == name]
+        for figure, bound, what in (("to_best", TO_BEST, "the best other arm"), ("to_dflash", TO_DFLASH, "DFLASH")):
+            known = [(row[figure], row["concurrency"]) for row in mine if row[figure] is not None]
+            if known:
+                least, size = min(known)
+                text = f"least {least:.3f} at concurrency {size}, of {len(known)} concurrencies"
+                rows.append(verdict(f"{name} is at least {bound} x {what}", least >= bound, text))
+    single = [row for row in found["efficiency"] if row["concurrency"] == 1 and "uncalibrated" not in row["arm"]]
+    if single:
+        best = max(single, key=lambda row: row["to_dflash"])
+        text = f"{best['efficiency']:.3f} of what accept length and verify width allow, with {best['arm']}"
+        rows.append(
+            verdict(f"efficiency at concurrency 1 is at least {EFFICIENCY}", best["efficiency"] >= EFFICIENCY, text)
+        )
+        possible = max(row["possible"] for row in single)
+        text = f"{best['to_dflash']:.3f} with {best['arm']}; possible are {possible:.3f}"
+        passed = best["to_dflash"] >= GAIN if possible >= GAIN else None
+        rows.append(verdict(f"a tree is at least {GAIN} x DFLASH at concurrency 1, where possible", passed, text))
+    asked = result.get("rounds")
+    if asked and found["cells"]:
+        short = [row for row in found["cells"] if row["tok_s"]["n"] < asked]
+        text = f"{len(found['cells']) - len(short)} of {len(found['cells'])} cells have all {asked}"
+        rows.append(verdict("every arm has all rounds", not short, text))
+    return rows
+
+
+def verdict(what: str, passed: bool | None, text: str) -> dict[str, Any]:
+    """One of them."""
+    return {"what": what, "passed": passed, "figures": text}

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which arms a round of the decoding benchmark holds when the time does not hold all, and which engines a GPU."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import decode_arms
+import decode_plan
+from decode_arms import Arm
+
+
+ARMS = [Arm("plain", "plain"), Arm("DFLASH", "dflash"), Arm("DDTREE auto", "ddtree")]
+ARMS += [Arm(f"DDTREE {budget}", "ddtree", budget) for budget in (8, 32, 128)]
+
+
+@pytest.fixture
+def options() -> argparse.Namespace:
+    found = {"concurrency": "1,16", "singles": 4, "seconds": 1.0, "prompt_tokens": 100, "tokens": 48, "cpu": False}
+    return argparse.Namespace(**found, rounds=5, limit=500, settle=2)
+
+
+@pytest.fixture
+def plan(options: argparse.Namespace) -> decode_plan.Plan:
+    """Every cell takes a second."""
+    plan = decode_plan.Plan(options)
+    for size in (1, 16):
+        for arm in ARMS:
+            plan.note(size, arm.name, 1.0)
+    return plan
+
+
+CELLS = [(size, arm) for size in (1, 16) for arm in ARMS]
+
+
+def measurement(arm: str, size: int, tok_s: float) -> dict[str, Any]:
+    found = {"tokens": 48, "seconds": size * 48 / tok_s, "steps": 16.0, "reached": 1.0, "span_seconds": 1.0}
+    return {"round": 0, "concurrency": size, "arm": arm, "tok_s": tok_s, "step_ms": 10.0, "accept": 3.0, **found} | {
+        "span_steps": 16
+    }
+
+
+def names(chosen: decode_plan.Round, size: int) -> list[str]:
+    return [arm.name for arm in chosen.arms[size]]
+
+
+def test_everything_that_fits_is_measured_in_the_order_of_the_arms(plan: decode_plan.Plan) -> None:
+    """Twelve seconds a round."""
+    chosen = plan.choose(CELLS, [], rounds=5, seconds=60)
+    assert chosen.left_out == []
+    assert names(chosen, 1) == names(chosen, 16) == [arm.name for arm in ARMS]
+
+
+def test_the_first_round_may_be_longer_but_leaves_the_main_arms_their_rounds(plan: decode_plan.Plan) -> None:
+    """Six seconds a round of main arms: of 33, the first may have 9; wide trees of many requests are left out."""
+    chosen = plan.choose(CELLS, [], rounds=5, seconds=33)
+    assert chosen.seconds == 9
+    assert names(chosen, 16)[:3] == ["plain", "DFLASH", "DDTREE auto"]
+    assert chosen.left_out == ["DDTREE 8 at 16", "DDTREE 32 at 16", "DDTREE 128 at 16"]
+
+
+def test_what_is_near_the_best_gets_the_rounds(plan: decode_plan.Plan) -> None:
+    """By tokens per second beside DFLASH, at each concurrency by itself."""
+    speeds = {1: {"DDTREE 8": 90, "DDTREE 32": 110, "DDTREE 128": 130}, 16: {"DDTREE 8": 900, "DDTREE 32": 500}}
+    found = [measurement("DFLASH", size, 100 if size == 1 else 600) for size in speeds]
+    found += [measurement(arm, size, speed) for size, several in speeds.items() for arm, speed in several.items()]
+    chosen = plan.choose(CELLS, found, rounds=4, seconds=36)
+    assert names(chosen, 1)[3:] == ["DDTREE 32", "DDTREE 128"]
+    assert names(chosen, 16)[3:] == ["DDTREE 8"]
+
+
+def test_main_arms_are_measured_even_where_the_time_is_too_short(plan: decode_plan.Plan) -> None:
+    """The run says so, and goes on until the time is over."""
+    chosen = plan.choose(CELLS, [], rounds=5, seconds=10)
+    assert len(chosen.left_out) == 6
+    assert names(chosen, 1) == ["plain", "DFLASH", "DDTREE auto"]
+
+
+def test_the_guess_is_no_shorter_than_what_was_measured(options: argparse.Namespace) -> None:
+    """The run of one round on an H200: what it took there, a guess must hold."""
+    file = Path(__file__).resolve().parents[2] / "benchmarks/results/0.5.11-8b-one-round.json"
+    result = json.loads(file.read_text())
+    options.concurrency, options.seconds, options.prompt_tokens = "1,4,16", 0.8, 192
+    plan = decode_plan.Plan(options)
+    cells = [(entry["concurrency"], Arm(entry["arm"], "ddtree")) for entry in result["measurements"]]
+    settled = 3 * 2.0
+    took = result["phases"]["rounds measured"] - result["phases"]["warmed up"] - settled
+    assert took < plan.total(cells) < 1.6 * took
+
+
+def test_a_sketch_says_whether_the_rounds_fit(options: argparse.Namespace) -> None:
+    """With much time, with less, and with too little."""
+    for limit, said in ((400, "all arms fit"), (230, "every round holds the main arms"), (200, "TOO SHORT: 2 rounds")):
+        options.limit = limit
+        assert said in decode_plan.sketch(options, ARMS, CELLS), decode_plan.sketch(options, ARMS, CELLS)
+
+
+def test_engines_that_the_gpu_cannot_hold_are_left_out_in_order(tmp_path: Path) -> None:
+    """Budgets of an engine of their own first; the main ones never."""
+    for part in ("target", "draft"):
+        (tmp_path / part).mkdir()
+        sizes = {"num_key_value_heads": 8, "head_dim": 128, "num_hidden_layers": 10}
+        (tmp_path / part / "config.json").write_text(json.dumps(sizes))
+        with (tmp_path / part / "model.safetensors").open("wb") as file:
+            file.truncate(10 << 30)
+    arguments = {"model_path": str(tmp_path / "target"), "max_total_tokens": 1 << 18}
+    draft = {"speculative_draft_model_path": str(tmp_path / "draft")}
+    jobs = {"plain": arguments} | dict.fromkeys(("dflash", "ddtree", "uncalibrated"), arguments | draft)
+    jobs |= {"ddtree-more": arguments | draft}
+    assert decode_arms.model_bytes(arguments) == (10 << 30) + (40960 << 18)
+    sizes = {name: decode_arms.BESIDE.get(name, 8 << 30) + decode_arms.model_bytes(jobs[name]) for name in jobs}
+    every = sum(sizes.values())
+    assert decode_arms.too_large(jobs, every) == []
+    assert decode_arms.too_large(jobs, every - 1) == ["ddtree-more"]
+    assert decode_arms.too_large(jobs, every - sizes["ddtree-more"] - 1) == ["ddtree-more", "uncalibrated"]
+    assert decode_arms.too_large(jobs, 0) == ["ddtree-more", "uncalibrated"]
