@@ -111,6 +111,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--limit", type=float, default=560, help="seconds for everything")
     parser.add_argument("--start-limit", type=float, default=260, help="seconds for the engines to start")
     parser.add_argument("--turn", type=Path, help="a file that runs beside each other share: one measures at a time")
+    parser.add_argument(
+        "--measuring", type=float, help="seconds for everything behind the start and the wait for a turn"
+    )
     parser.add_argument("--plan", action="store_true", help="print what fits into --limit, and start nothing")
     parser.add_argument("--no-pinning", action="store_true", help="leave it to the kernel where engines run")
     parser.add_argument("--scratch", type=Path, help="folder for the padded pair (20 GB) and other files")
@@ -216,6 +219,8 @@ def measured(run: Run, workdir: Path) -> None:
         run.result["arms"] = [vars(arm) for arm in bench.arms]
         run.phase("engines ready")
         with turn(options):
+            if options.measuring:
+                run.end = min(run.end, time.monotonic() + options.measuring)
             pin(run, started)
             try:
                 measure(run, started, alive(started, bench.arms), bench.block)

@@ -100,7 +100,7 @@ class Engine:
         if not line:
             state = "gave no answer in time" if self.alive() else f"ended with {self.process.returncode}"
             text = self.log.read_text(errors="replace")[-3000:]
-            raise EngineEndedError(self.name, f"the engine {self.name} {state}; the end of its log:\n{text}")
+            raise EngineEndedError(self.name, f"engine {self.name} {state}; the end of its log:\n{text}")
         return json.loads(line)
 
     def alive(self) -> bool:

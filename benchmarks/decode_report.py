@@ -111,12 +111,7 @@ def missing(result: dict[str, Any]) -> list[str]:
     for arm, sizes in result.get("without_graph", {}).items():
         text.append(f"not measured: {arm} at {', '.join(map(str, sizes))}: no graph of so many rows")
     text += [f"not measured: {note}" for note in result["dropped"]]
-    return text + [f"FAILED: engine {name}: {log.strip().splitlines()[-1][:300]}" for name, log in failures(result)]
-
-
-def failures(result: dict[str, Any]) -> list[tuple[str, str]]:
-    """Engines that failed, with the end of their logs."""
-    return [(name, text or "?") for name, text in result.get("failed", {}).items()]
+    return text + [f"FAILED: {failure['what']}" for failure in result.get("failed", {}).values()]
 
 
 def verdicts(found: dict[str, Any]) -> list[str]:

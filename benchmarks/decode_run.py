@@ -108,7 +108,8 @@ class Run:
         """Go on without an engine; at the end of the time it is not the engine's fault."""
         started.give_up(failure)
         if self.left() > 1:
-            self.result["failed"][failure.engine] = str(failure)[-1500:]
+            what, _, log = str(failure).partition("\n")
+            self.result["failed"][failure.engine] = {"what": what, "log": log[-1500:]}
             print(failure, flush=True)
         else:
             self.drop(f"what was asked of {failure.engine} when the time was over")

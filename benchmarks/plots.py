@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 
 #: Colours of the arms that are in every plot.
-COLOURS = {"plain": "0.55", "DFLASH": "tab:orange", "DDTREE auto": "tab:blue"}
+AUTO = "DDTREE auto"
+COLOURS = {"plain": "0.55", "DFLASH": "tab:orange", AUTO: "tab:blue"}
 STAGES = ("draft", "head", "tree", "mask", "verify", "accept", "commit", "rest")
 
 
@@ -40,9 +41,10 @@ def main() -> None:
     folder = options.out or options.result.parent
     folder.mkdir(parents=True, exist_ok=True)
     for name, draw in (("budgets", budgets), ("concurrency", concurrency), ("stages", stages)):
-        figure, axes = plt.subplots(figsize=(8, 4.8), layout="constrained")
+        height = max(4.8, 1.2 + 0.15 * len(result["figures"]["stages"])) if name == "stages" else 4.8
+        figure, axes = plt.subplots(figsize=(8, height), layout="constrained")
         draw(axes, result)
-        figure.text(0.995, 0.995, caption(result), ha="right", va="top", fontsize=6, color="0.4")
+        figure.text(0.995, 0.008, caption(result), ha="right", va="bottom", fontsize=6, color="0.4")
         file = folder / f"{options.result.stem}-{name}.png"
         figure.savefig(file, dpi=150)
         plt.close(figure)
@@ -110,9 +112,12 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
     names = list(dict.fromkeys(name for name, _ in by_cell))
     some = [name for name in names if name not in COLOURS and "uncalibrated" not in name]
     greys = mpl.colormaps["Greens"]
-    for name in [*some, *(name for name in COLOURS if name in names)]:
+    # The control without calibration has `auto`'s colour, and is dashed.
+    some_last = [name for name in names if name == f"{AUTO}, uncalibrated"]
+    for name in [*some, *(name for name in COLOURS if name in names), *some_last]:
         rows = sorted((size, row["tok_s"]) for (arm, size), row in by_cell.items() if arm == name)
-        colour = COLOURS.get(name) or greys(0.3 + 0.6 * some.index(name) / max(len(some), 1))
+        colour = COLOURS.get(name.removesuffix(", uncalibrated"))
+        colour = colour or greys(0.3 + 0.6 * some.index(name) / max(len(some), 1))
         axes.errorbar(
             [size for size, _ in rows],
             [found["pooled"] for _, found in rows],
@@ -125,6 +130,7 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
             ms=3,
             capsize=2,
             lw=2 if name in COLOURS else 0.9,
+            ls="--" if name in some_last else "-",
             label=name,
         )
     axes.set_xscale("log", base=2)
@@ -139,7 +145,9 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
 
 def stages(axes: Axes, result: dict[str, Any]) -> None:
     """Where a step's time goes, a bar for each arm and concurrency."""
-    rows = result["figures"]["stages"]
+    order = ["DFLASH", AUTO, "DDTREE chain", *(name for _, name in fixed(result))]
+    rows = [row for row in result["figures"]["stages"] if row["arm"] in order]
+    rows.sort(key=lambda row: (row["concurrency"], order.index(row["arm"])))
     labels = [f"{row['arm'].removeprefix('DDTREE ')}, c={row['concurrency']}" for row in rows]
     left = [0.0] * len(rows)
     for number, stage in enumerate(STAGES):
@@ -148,8 +156,10 @@ def stages(axes: Axes, result: dict[str, Any]) -> None:
         left = [a + b for a, b in zip(left, ms, strict=True)]
     axes.invert_yaxis()
     axes.tick_params(axis="y", labelsize=6)
-    axes.set_xlabel("ms a step (medians by CUDA events)")
-    axes.set_title("What a step of DDTREE is made of", loc="left", fontsize=10)
+    axes.margins(y=0.01)
+    clock = "the host's clock" if result.get("machine", {}).get("device") == "CPU" else "CUDA events"
+    axes.set_xlabel(f"ms a step (medians by {clock})")
+    axes.set_title("What a step is made of; the budget of a tree, and the concurrency", loc="left", fontsize=10)
     if rows:
         axes.legend(fontsize=7, ncols=2)
 

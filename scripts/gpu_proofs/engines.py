@@ -50,11 +50,16 @@ class Machine:
         self.threads = ThreadPoolExecutor(max_workers=200)
         self.lock = threading.Lock()
         self.arms: dict[str, Arm] = {}
+        self.parts: list[Part] = []
         self.ports = itertools.count(FIRST_PORT)
 
     def left(self) -> float:
         """Seconds before everything has to end."""
         return self.end - time.monotonic()
+
+    def stop(self) -> None:
+        """The time is over now: whatever is not done is not run."""
+        self.end = min(self.end, time.monotonic())
 
     def port(self) -> int:
         """A port of its own for an engine."""
@@ -67,6 +72,18 @@ class Machine:
     def say(self, text: str) -> None:
         """A line of progress, with the seconds since the start."""
         print(f"  {time.monotonic() - self.start:4.0f} s  {text}", flush=True)
+
+    def save(self) -> None:
+        """Write every row and fact of all parts to --out, after each check: a run that is cut keeps what it has."""
+        out: Path | None = getattr(self.options, "out", None)
+        if out:
+            with self.lock:
+                rows = [row for part in self.parts for row in part.rows]
+                facts = {part.name: dict(part.facts) for part in self.parts}
+                draft = out.with_name(out.name + ".draft")
+                names = [part.name for part in self.parts]
+                draft.write_text(json.dumps({"parts": names, "rows": rows, "facts": facts}, default=str))
+                draft.rename(out)
 
     def close(self) -> None:
         """Let the engines go that wait for further calls, and end what still runs."""
@@ -176,12 +193,14 @@ class Part:
         self.machine, self.name, self.options = machine, name, copy.copy(machine.options)
         self.rows: list[dict[str, str]] = []
         self.facts: dict[str, Any] = {}
+        machine.parts.append(self)
 
     def check(self, name: str, passed: bool | None, figures: str) -> None:
         """A row of the table; None: not run."""
         word = "not run" if passed is None else "ok" if passed else "FAILED"
         self.rows.append({"part": self.name, "check": name, "result": word, "figures": figures})
         self.machine.say(f"{word:8} {self.name}: {name}: {figures}")
+        self.machine.save()
 
     def engine(
         self,
@@ -235,12 +254,12 @@ class Part:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        try:
-            return process.wait(max(1, self.machine.left()))
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            return None
+        while self.machine.left() > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return process.wait(0.2)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        return None
 
     def done(self, arm: Arm) -> dict[str, Any] | None:
         """The result of an engine; a failed check, or one that was not run, when there is none."""

@@ -26,14 +26,13 @@ def part_ranks(part: Part) -> None:
     calls = texts(options)
     plain = plain_engine(part, calls, **two)
     tree = part.drafting("DDTREE")
-    arms = {
-        "DFLASH": part.engine("dflash", calls, **two, **part.drafting("DFLASH")),
-        f"DDTREE {options.budget}": part.engine("ddtree", calls, ranked=True, **two, **tree),
-    }
-    one = {
-        "DFLASH": part.engine("dflash-one", calls, **part.drafting("DFLASH")),
-        f"DDTREE {options.budget}": part.engine("ddtree-one", calls, **tree),
-    }
+    arms = {f"DDTREE {options.budget}": part.engine("ddtree", calls, ranked=True, **two, **tree)}
+    one = {f"DDTREE {options.budget}": part.engine("ddtree-one", calls, **tree)}
+    if options.cpu:
+        part.check("DFLASH on two ranks", None, "SGLang has DFLASH's gather for GPUs only")
+    else:
+        arms["DFLASH"] = part.engine("dflash", calls, **two, **part.drafting("DFLASH"))
+        one["DFLASH"] = part.engine("dflash-one", calls, **part.drafting("DFLASH"))
     fixed = two | {"enable_deterministic_inference": True}
     drawn = part.engine("drawn", drawn_calls(part), ranked=True, **fixed, **tree)
     cut = cut_pair(part)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`benchmarks/plots.py` draws whatever a run has left behind: all of it, some, nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import decode_figures
+
+
+PROJECT = Path(__file__).resolve().parents[2]
+
+
+def whole() -> dict[str, Any]:
+    """The committed run, with a control and figures as they are made today."""
+    result: dict[str, Any] = json.loads((PROJECT / "benchmarks/results/0.5.11-8b-one-round.json").read_text())
+    control = [m | {"arm": "DDTREE auto, uncalibrated"} for m in result["measurements"] if m["arm"] == "DDTREE auto"]
+    result["measurements"] += control
+    return result | {"figures": decode_figures.figures(result)}
+
+
+def cut() -> dict[str, Any]:
+    """A run that was over before its second arm."""
+    result = whole()
+    result |= {"measurements": result["measurements"][:1], "stages": []}
+    return result | {"figures": decode_figures.figures(result)}
+
+
+def empty() -> dict[str, Any]:
+    """A run in which no engine started."""
+    result = whole()
+    result |= {"measurements": [], "stages": [], "arms": [], "engines": {}, "machine": {}}
+    return result | {"figures": decode_figures.figures(result)}
+
+
+@pytest.mark.parametrize("result", [whole, cut, empty])
+def test_three_pictures_are_drawn(tmp_path: Path, result: Any) -> None:
+    """None of them without its frame."""
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(result()))
+    subprocess.run(
+        [sys.executable, PROJECT / "benchmarks/plots.py", file], check=True, timeout=100, capture_output=True
+    )
+    for name in ("budgets", "concurrency", "stages"):
+        picture = (tmp_path / f"run-{name}.png").read_bytes()
+        assert picture.startswith(b"\x89PNG")
+        assert len(picture) > 8000
