@@ -31,12 +31,12 @@ COLOURS = {"plain": "0.55", "DFLASH": "tab:orange", AUTO: "tab:blue"}
 STAGES = ("draft", "head", "tree", "mask", "verify", "accept", "commit", "rest")
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Draw what the result holds."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("result", type=Path)
     parser.add_argument("out", type=Path, nargs="?", help="default: the result's folder")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     result = json.loads(options.result.read_text())
     folder = options.out or options.result.parent
     folder.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
     ticks = [budget for budget, _ in fixed(result)]
     axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=7)
     axes.minorticks_off()
-    axes.set_xlabel("budget (draft nodes a tree)")
+    axes.set_xlabel("budget (draft nodes a tree)", loc="left")
     axes.set_ylabel("x DFLASH at the same concurrency")
     axes.set_title("Decoding speed by budget; all rounds, and their range", loc="left", fontsize=10)
     if axes.get_legend_handles_labels()[0]:
@@ -110,7 +110,7 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
     """Tokens per second over the concurrency: every arm, those that decide in colour."""
     by_cell = cells(result)
     names = list(dict.fromkeys(name for name, _ in by_cell))
-    some = [name for name in names if name not in COLOURS and "uncalibrated" not in name]
+    some = [name for name in ("DDTREE chain", *(name for _, name in fixed(result))) if name in names]
     greys = mpl.colormaps["Greens"]
     # The control without calibration has `auto`'s colour, and is dashed.
     some_last = [name for name in names if name == f"{AUTO}, uncalibrated"]
@@ -137,10 +137,11 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
     axes.set_yscale("log")
     sizes = sorted({size for _, size in by_cell})
     axes.set_xticks(sizes, [str(size) for size in sizes])
-    axes.set_xlabel("concurrency")
+    axes.set_xlabel("concurrency", loc="left")
     axes.set_ylabel("output tokens per second, decoding")
     axes.set_title("Decoding speed by concurrency; all rounds, and their range", loc="left", fontsize=10)
-    axes.legend(fontsize=6, ncols=2)
+    if names:
+        axes.legend(fontsize=6, ncols=2)
 
 
 def stages(axes: Axes, result: dict[str, Any]) -> None:
@@ -158,7 +159,7 @@ def stages(axes: Axes, result: dict[str, Any]) -> None:
     axes.tick_params(axis="y", labelsize=6)
     axes.margins(y=0.01)
     clock = "the host's clock" if result.get("machine", {}).get("device") == "CPU" else "CUDA events"
-    axes.set_xlabel(f"ms a step (medians by {clock})")
+    axes.set_xlabel(f"ms a step (medians by {clock})", loc="left")
     axes.set_title("What a step is made of; the budget of a tree, and the concurrency", loc="left", fontsize=10)
     if rows:
         axes.legend(fontsize=7, ncols=2)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import decode_figures
+import plots
 
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -47,9 +47,7 @@ def test_three_pictures_are_drawn(tmp_path: Path, result: Any) -> None:
     """None of them without its frame."""
     file = tmp_path / "run.json"
     file.write_text(json.dumps(result()))
-    subprocess.run(
-        [sys.executable, PROJECT / "benchmarks/plots.py", file], check=True, timeout=100, capture_output=True
-    )
+    plots.main([str(file)])
     for name in ("budgets", "concurrency", "stages"):
         picture = (tmp_path / f"run-{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
