@@ -71,6 +71,11 @@ class Auto:
         if self._observer is not None and self._running is not None and self._is_counted():
             self._observer.count(tree, acceptance, choices)
 
+    def warm_up(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Launch what `count` would; nothing is learned."""
+        if self._observer is not None:
+            self._observer.warm_up(tree, acceptance, choices)
+
     def end(self) -> None:
         """The step has been launched to its end; the period may be over with it."""
         if self._running is None:

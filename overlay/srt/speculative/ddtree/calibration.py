@@ -101,13 +101,23 @@ class Calibration:
         """
         if not self.is_fitted:
             return
-        if self.state.is_cuda:
+        self._update(self.state, choices, acceptance, root_only)
+        if self.told is not None:
+            self.told()
+
+    def warm_up(self, choices: Choices, acceptance: Acceptance, root_only: torch.Tensor | None) -> None:
+        """Launch what `observe` would; nothing is learned."""
+        if self.is_fitted:
+            self._update(self.state.clone(), choices, acceptance, root_only)
+
+    def _update(
+        self, state: torch.Tensor, choices: Choices, acceptance: Acceptance, root_only: torch.Tensor | None
+    ) -> None:
+        if state.is_cuda:
             from sglang.srt.speculative.ddtree.calibration_kernel import update
         else:
             update = update_by_tensors
-        update(self.state, choices, acceptance.tokens, acceptance.accept_lens, root_only)
-        if self.told is not None:
-            self.told()
+        update(state, choices, acceptance.tokens, acceptance.accept_lens, root_only)
 
     def report(self) -> dict[str, Any]:
         """`describe` of the state as it is now. Waits for the device: not for a step."""

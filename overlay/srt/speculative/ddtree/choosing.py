@@ -96,6 +96,11 @@ class Choosing:
         if self._auto is not None:
             self._auto.count(tree, acceptance, choices)
 
+    def warm_up(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Launch what `count` would; nothing is learned."""
+        if self._auto is not None:
+            self._auto.warm_up(tree, acceptance, choices)
+
     def end(self) -> None:
         """The worker has launched the batch to its end."""
         if self._auto is not None:

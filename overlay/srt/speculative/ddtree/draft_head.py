@@ -87,6 +87,11 @@ class DraftHead:
         """That of a target's model."""
         return cls(getattr(model, "lm_head", None), getattr(model, "logits_processor", None), group)
 
+    @property
+    def hidden_size(self) -> int:
+        """Of a row that it reads."""
+        return int(self._lm_head.weight.shape[1])
+
     def top_log_probs(self, hidden_states: torch.Tensor, k: int, exponents: torch.Tensor | None = None) -> Choices:
         """The k most likely tokens of each row under the drafter.
 

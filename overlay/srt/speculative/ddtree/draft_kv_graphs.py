@@ -75,6 +75,7 @@ class DraftKVGraphs:
             self._graphs[size] = graph
             self._kept.append(workspaces())
         self._sizes = tuple(sorted(sizes))
+        self._warm_up()
         logger.info(
             "DDTREE: captured the draft KV of %d batch sizes in %.1f s.", len(sizes), time.perf_counter() - start
         )
@@ -96,6 +97,14 @@ class DraftKVGraphs:
         stage(hidden_states, acceptance.rows, acceptance.commit_lens, self._hidden, self._lens[:size])
         self._graphs[size].replay()
         return True
+
+    def _warm_up(self) -> None:
+        """Launch what `replay` launches, for each variant that is compiled: zeros onto zeros."""
+        from sglang.srt.speculative.ddtree.staging_kernel import stage
+
+        rows = torch.zeros((1, self._block_size), dtype=torch.int64, device=self._slots.device)
+        for size in self._sizes:
+            stage(self._hidden, rows, torch.zeros_like(self._lens[:1]), self._hidden, self._lens[:size])
 
     def _run(self, size: int) -> None:
         rows = size * self._block_size

@@ -7,13 +7,32 @@ compiles by asks by that, and launches the compiled kernel itself.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable
 from typing import Any
 
 import torch
 
 
+logger = logging.getLogger(__name__)
+
+#: What kernels that look at a whole batch are compiled for at least: a variant more for each small size would be one
+#: more to compile, and saves nothing.
+LEAST_REQUESTS = 64
+
 _compiled: dict[tuple[Hashable, ...], Any] = {}
+#: Whether requests wait while a kernel is compiled; one entry.
+_serving = [False]
+
+
+def begin_serving() -> None:
+    """Say that every kernel has been launched that should be: from here on a variant that is compiled is logged."""
+    _serving[0] = True
+
+
+def compiled_kernels() -> int:
+    """Variants that were launched so far on a GPU."""
+    return len(_compiled)
 
 
 def launch(
@@ -44,6 +63,8 @@ def launch(
     if compiled is not None:
         compiled[grid](*args, *constants.values())
         return
+    if device >= 0 and _serving[0]:
+        logger.warning("DDTREE: compiling %s while serving: %s %s", kernel.__name__, key, constants)
     stages = {} if num_stages is None else {"num_stages": num_stages}
     compiled = kernel[grid](*args, **constants, num_warps=num_warps, **stages)
     if device >= 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from sglang.srt.speculative.ddtree.launching import launch
+from sglang.srt.speculative.ddtree.launching import LEAST_REQUESTS, launch
 from sglang.srt.speculative.ddtree.tree import Tree
 
 
@@ -76,7 +76,7 @@ def write_masks(out: torch.Tensor, tree: Tree, prefix_lens: torch.Tensor, *, who
     constants = {
         "ROWS": rows,
         "COLUMNS": max(32, triton.next_power_of_2(width)),
-        "BATCH": max(64, triton.next_power_of_2(batch)),
+        "BATCH": max(LEAST_REQUESTS, triton.next_power_of_2(batch)),
         "WHOLE": whole,
         "FILL": _FILL,
     }

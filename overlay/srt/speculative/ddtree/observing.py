@@ -91,6 +91,10 @@ class Observer:
             self._grown = tree.grown_scores.shape[1]
             tally_step(self._counts[self._counted], self._widths, tree, acceptance, choices)
 
+    def warm_up(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
+        """Launch what `count` would, into a row that the first counted step writes anew."""
+        tally_step(self._counts[0], self._widths, tree, acceptance, choices)
+
     def end(self, batch_size: int, choice: Choice) -> None:
         """The step has been launched to its end."""
         before, same = (None, False) if self._last is None else (self._last[0], self._last[1] == choice)

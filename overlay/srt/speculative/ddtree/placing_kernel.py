@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 from sglang.srt.speculative.ddtree.accept import Acceptance
-from sglang.srt.speculative.ddtree.launching import launch
+from sglang.srt.speculative.ddtree.launching import LEAST_REQUESTS, launch
 from sglang.srt.speculative.ddtree.placing import Placed
 
 
@@ -80,7 +80,10 @@ def place_slots(
         free,
         new_lens,
     )
-    constants = {"NODES": triton.next_power_of_2(width), "REQUESTS": triton.next_power_of_2(batch)}
+    constants = {
+        "NODES": max(32, triton.next_power_of_2(width)),
+        "REQUESTS": max(LEAST_REQUESTS, triton.next_power_of_2(batch)),
+    }
     key = (req_to_token.dtype, pool_indices.dtype, seq_lens.dtype)
     sizes = (req_to_token.stride(0), width, steps, batch)
     launch(_place_kernel, (batch, 1, 1), tensors + sizes, constants, num_warps=1, key=key)

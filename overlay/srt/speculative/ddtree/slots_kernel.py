@@ -38,7 +38,7 @@ def read_slots(
     """The slots of each request; arguments and result as in `slots.verify_slots`."""
     slots = torch.empty((pool_indices.shape[0], width), dtype=torch.int64, device=req_to_token.device)
     args = (req_to_token, req_to_token.stride(0), pool_indices, prefix_lens, slots, width)
-    constants = {"NODES": triton.next_power_of_2(width)}
+    constants = {"NODES": max(32, triton.next_power_of_2(width))}
     key = (req_to_token.dtype, pool_indices.dtype, prefix_lens.dtype)
     launch(_slots_kernel, (slots.shape[0], 1, 1), args, constants, num_warps=1, key=key)
     return slots

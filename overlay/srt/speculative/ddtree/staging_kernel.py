@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from sglang.srt.speculative.ddtree.launching import launch
+from sglang.srt.speculative.ddtree.launching import LEAST_REQUESTS, launch
 
 
 @triton.jit(
@@ -55,6 +55,6 @@ def stage(
     features, padded = hidden.shape[1], staged_lens.shape[0]
     tile = min(2048, triton.next_power_of_2(features))
     args = (hidden, rows, commit_lens, staged_hidden, staged_lens, features, commit_lens.shape[0], padded)
-    constants = {"PADDED": triton.next_power_of_2(padded), "TILE": tile}
+    constants = {"PADDED": max(LEAST_REQUESTS, triton.next_power_of_2(padded)), "TILE": tile}
     grid = (rows.numel(), triton.cdiv(features, tile), 1)
     launch(_stage_kernel, grid, args, constants, num_warps=4, key=(hidden.dtype, hidden.data_ptr() % 16, features))

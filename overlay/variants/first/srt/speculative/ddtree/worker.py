@@ -39,6 +39,7 @@ from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.trace import is_tracing
 from sglang.srt.speculative.ddtree.tree import build_tree, is_exact, root_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput, recurrent_steps
+from sglang.srt.speculative.ddtree.warming import warm_up
 from sglang.srt.speculative.dflash_worker import DFlashWorker
 
 
@@ -93,6 +94,7 @@ class DDTreeWorker(DFlashWorker):
         # DFLASH's notes on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
         self._logged_first_verify = True
+        warm_up(self)
         log_ready(self, self._lanes)
 
     def forward_batch_generation(self, batch: ScheduleBatch, **kwargs: Any) -> Any:

@@ -46,6 +46,7 @@ from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_without_
 from sglang.srt.speculative.ddtree.trace import is_tracing, trace_step
 from sglang.srt.speculative.ddtree.tree import build_tree, is_exact
 from sglang.srt.speculative.ddtree.verify_input import prepare_verify
+from sglang.srt.speculative.ddtree.warming import warm_up
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 from sglang.srt.speculative.spec_utils import commit_mamba_states_after_verify
 
@@ -122,6 +123,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._lanes.capture()
         self._draft_kv_graphs = capture_draft_kv(self, self._lanes.batch_sizes)
         self._choosing.ready(model_runner=self.model_runner, draft_runner=self.draft_model_runner, group=get_tp_group())
+        warm_up(self)
 
     def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
         """A step as the DFLASH worker runs it."""
