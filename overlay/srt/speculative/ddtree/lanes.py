@@ -20,6 +20,7 @@ from sglang.srt.speculative.ddtree.lane_parts import DECODES_PLAINLY, RUNNER, ca
 from sglang.srt.speculative.ddtree.lane_width import only_width
 from sglang.srt.speculative.ddtree.memory import GRAPH_BUFFERS, report
 from sglang.srt.speculative.ddtree.published import spec
+from sglang.srt.speculative.ddtree.recapture import refuse_recapture
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 
 
@@ -101,6 +102,8 @@ class Lanes:
                     (_held_bytes() - before) / 2**30,
                 )
         self.rest()
+        if self._widest.batch_sizes:
+            refuse_recapture(self._model_runner)
         if get_tp_group().rank_in_group == 0:
             report(self.all(), self._model_runner, self._draft_runner)
 
