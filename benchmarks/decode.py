@@ -243,16 +243,21 @@ def turn(options: argparse.Namespace) -> Iterator[None]:
 
 def pin(run: Run, started: Started) -> None:
     """Give every role its cores, and note what the kernel says of it; loudly nothing where there are too few."""
+    if run.options.no_pinning:
+        return
     cores = decode_pinning.physical_cores()
-    plan = {} if run.options.no_pinning else decode_pinning.layout(cores)
+    plan, why = decode_pinning.layout(cores), f"{len(cores)} cores, {decode_pinning.LEAST} are needed"
     if plan:
         roots = {name: engine.process.pid for name, engine in started.engines.items()}
-        run.result["pinning"] = {"plan": plan, "found": decode_pinning.pin_engines(roots, plan)}
-        run.say(f"pinned: {', '.join(f'{role} {cpus}' for role, cpus in plan.items())}")
-    elif not run.options.no_pinning:
-        note = f"NOT PINNED: {len(cores)} cores, {decode_pinning.LEAST} are needed; arms differ by where they run, too"
-        run.drop(note)
-        run.say(note)
+        try:
+            run.result["pinning"] = {"plan": plan, "found": decode_pinning.pin_engines(roots, plan)}
+            run.say(f"pinned: {', '.join(f'{role} {cpus}' for role, cpus in plan.items())}")
+            return
+        except OSError as error:
+            why = str(error)
+    note = f"NOT PINNED: {why}; arms differ by where they run, too"
+    run.drop(note)
+    run.say(note)
 
 
 def measure(run: Run, started: Started, arms: list[Any], block: int) -> None:

@@ -14,9 +14,9 @@ from pathlib import Path
 
 #: What runs in an engine's processes, by the titles that SGLang gives them; anything else is the client's.
 TITLES = {"sglang::scheduler": "scheduler", "sglang::detokenizer": "detokenizer"}
-#: In this order roles get cores. A scheduler launches kernels from one thread, and has some helpers.
+#: In this order roles get cores; the scheduler, whose threads of PyTorch work beside the one that launches, up to MOST.
 ROLES = ("scheduler", "client", "detokenizer", "benchmark")
-LEAST = 3
+LEAST, MOST = 3, 4
 
 
 def layout(cores: list[list[int]]) -> dict[str, list[int]]:
@@ -29,7 +29,7 @@ def layout(cores: list[list[int]]) -> dict[str, list[int]]:
         return {}
     # The first core has a kernel's own work on many machines.
     free = cores[1:] if len(cores) > len(ROLES) + 1 else list(cores)
-    count = 2 if len(free) > len(ROLES) else 1
+    count = min(max(len(free) - len(ROLES) + 1, 1), MOST)
     found = {ROLES[0]: [cpu for core in free[:count] for cpu in core]}
     rest = free[count:]
     for number, role in enumerate(ROLES[1:]):

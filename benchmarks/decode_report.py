@@ -110,7 +110,7 @@ def missing(result: dict[str, Any]) -> list[str]:
     text = [f"fewer than {asked} rounds: {arm}: {', '.join(sizes)}" for arm, sizes in fewer.items()]
     for arm, sizes in result.get("without_graph", {}).items():
         text.append(f"not measured: {arm} at {', '.join(map(str, sizes))}: no graph of so many rows")
-    text += [f"not measured: {note}" for note in result["dropped"]]
+    text += [note if note.startswith("NOT ") else f"not measured: {note}" for note in result["dropped"]]
     return text + [f"FAILED: {failure['what']}" for failure in result.get("failed", {}).values()]
 
 

@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -57,6 +59,29 @@ def test_fit_equals_its_reference(kernels: ModuleType, batch: int, choices: int)
 def test_head_equals_its_reference(kernels: ModuleType, shape: tuple, ranks: int, cap: float | None, seed: int) -> None:
     """Ids exactly, sums to float32's rounding: ties (odd seeds), NaN, rows of -inf, padding, added tokens, ranks."""
     kernels.compare_head(*shape, ranks=ranks, cap=cap, seed=seed)
+
+
+def test_what_has_a_bound_is_timed_first_and_every_figure_is_written(
+    kernels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that is cut keeps what it has; the tables are ascending."""
+    out, order = tmp_path / "out.json", []
+
+    def timed(name: str, key: str) -> Any:
+        def time_one(batch: int, budget: int) -> dict[str, int]:
+            order.append((name, batch, budget))
+            written = json.loads(out.read_text()) if out.exists() else {"rounds": [], "heads": []}
+            assert len(written["rounds"]) + len(written["heads"]) == len(order) - 1
+            return {"batch": batch, key: budget}
+
+        return time_one
+
+    monkeypatch.setattr(kernels, "time_round", timed("round", "budget"))
+    monkeypatch.setattr(kernels, "time_head", timed("head", "k"))
+    monkeypatch.setattr(kernels, "name_of_machine", lambda: "here")
+    rounds, heads = kernels.time_all((1, 32), (16, 64), out)
+    assert order[:4] == [("round", 1, 64), ("round", 32, 64), ("head", 1, 64), ("head", 32, 64)]
+    assert [line["budget"] for line in rounds] == [line["k"] for line in heads] == [16, 16, 64, 64]
 
 
 def test_kernels_compile_for_a_gpu() -> None:
