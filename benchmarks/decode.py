@@ -25,18 +25,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import json
-import os
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -44,11 +40,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import decode_pinning
 import decode_report
 from decode_arms import Bench, engine_arguments, too_large
-from decode_engines import EngineEndedError, Started, environment, gpu_check
+from decode_engines import EngineEndedError, Started
 from decode_padding import compare_texts
 from decode_plan import MAIN, sketch
 from decode_rounds import alive, cells_of, rounds, settle, warm_up
 from decode_run import Run
+from decode_site import Padding, compile_site, machine, patched
 
 
 def main() -> int:
@@ -149,52 +146,6 @@ def whole(run: Run, workdir: Path) -> None:
         measured(run, workdir)
 
 
-@contextlib.contextmanager
-def patched(options: argparse.Namespace, workdir: Path) -> Iterator[None]:
-    """Patch the site with the product's verbs and take the patch away again, unless it is patched already."""
-    if options.patched:
-        yield
-        return
-    for verb, *flags in (["snapshot"], ["patch"], ["verify"], ["push", "--yes"]):
-        gpu_check.product(options, workdir, verb, *flags)
-    try:
-        yield
-    finally:
-        gpu_check.product(options, workdir, "rollback", "--yes")
-
-
-class Padding(threading.Thread):
-    """Makes the padded pair beside the patching, if one is wanted.
-
-    Attributes:
-        facts: For the result; empty when nothing is padded.
-        failure: What went wrong.
-    """
-
-    def __init__(self, options: argparse.Namespace, workdir: Path) -> None:
-        super().__init__()
-        self._options, self._out = options, workdir / "padded"
-        self.facts: dict[str, Any] = {}
-        self.failure = ""
-
-    def run(self) -> None:
-        """Run `pad_pair.py`, which needs torch."""
-        options = self._options
-        if not options.padded_like:
-            return
-        start, script = time.monotonic(), Path(__file__).resolve().parent / "pad_pair.py"
-        command = [options.python, str(script), str(options.pair), str(self._out), "--like", options.padded_like]
-        done = subprocess.run(command, env=environment(options), capture_output=True, text=True, check=False)
-        self.failure = done.stderr[-2000:] if done.returncode else ""
-        self.facts = {"like": options.padded_like, "seconds": time.monotonic() - start}
-
-
-def compile_site(options: argparse.Namespace) -> None:
-    """Byte-compile the site on all cores: several engines would each do it on one."""
-    command = [options.python, "-m", "compileall", "-q", "-j", str(os.cpu_count()), str(options.site)]
-    subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-
-
 def measured(run: Run, workdir: Path) -> None:
     """Start the engines on the patched site and measure them."""
     options = run.options
@@ -218,9 +169,7 @@ def measured(run: Run, workdir: Path) -> None:
         bench.add_budgets({name: budgets for name, budgets in listed.items() if budgets})
         run.result["arms"] = [vars(arm) for arm in bench.arms]
         run.phase("engines ready")
-        with turn(options):
-            if options.measuring:
-                run.end = min(run.end, time.monotonic() + options.measuring)
+        with turn(run):
             pin(run, started)
             try:
                 measure(run, started, alive(started, bench.arms), bench.block)
@@ -231,14 +180,32 @@ def measured(run: Run, workdir: Path) -> None:
 
 
 @contextlib.contextmanager
-def turn(options: argparse.Namespace) -> Iterator[None]:
-    """Wait for other runs on the same GPU that share the file of --turn."""
-    if not options.turn:
+def turn(run: Run) -> Iterator[None]:
+    """Wait for other runs on the same GPU that share the file of --turn; then the time of --measuring begins.
+
+    Raises:
+        TimeoutError: Another run had it until this one's time was over.
+    """
+    with contextlib.ExitStack() as stack:
+        if run.options.turn:
+            lock = stack.enter_context(run.options.turn.open("a"))
+            while not locked(lock):
+                if run.left() < 10:
+                    raise TimeoutError(f"another run has held {run.options.turn} until the time was over")
+                time.sleep(0.5)
+            run.phase("its turn")
+        if run.options.measuring:
+            run.end = min(run.end, time.monotonic() + run.options.measuring)
         yield
-        return
-    with options.turn.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
+
+
+def locked(file: IO[str]) -> bool:
+    """Whether this process has got the file for itself."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def pin(run: Run, started: Started) -> None:
@@ -277,19 +244,6 @@ def measure(run: Run, started: Started, arms: list[Any], block: int) -> None:
     run.phase("warmed up")
     rounds(run, started, arms, block)
     run.phase("rounds measured")
-
-
-def machine(options: argparse.Namespace) -> dict[str, Any]:
-    """What the figures were measured on."""
-    code = (
-        "import json, torch; "
-        "gpu = torch.cuda.is_available(); "
-        "name = torch.cuda.get_device_name() if gpu else 'CPU'; "
-        "free = torch.cuda.mem_get_info()[0] if gpu else 0; "
-        "print(json.dumps({'device': name, 'torch': torch.__version__, 'free': free}))"
-    )
-    done = subprocess.run([options.python, "-c", code], capture_output=True, text=True, check=True, timeout=120)
-    return json.loads(done.stdout.splitlines()[-1]) | {"cores": os.cpu_count()}
 
 
 if __name__ == "__main__":

@@ -5,10 +5,10 @@
 The job: {"engine": {arguments of sgl.Engine}}. Requests and answers are JSON lines over the socket FD; the first answer
 says that the engine is ready. A request is {"call": a batch of `scripts/engine_job`}, {"info": true} or
 
-    {"measure": NAME, "prompts": [[ids], ...], "tokens": N, "seconds": S, "budget": number, "chain" or null}
+    {"measure": NAME, "prompts": [[ids], ...], "tokens": N, "most": M, "seconds": S, "budget": number, "chain" or null}
 
 which starts all prompts at once and aborts them when each of them has N tokens behind its first decode step, or after S
-seconds; until then all go on, six times as far at most. The answer holds the steps as `step_clock` saw them, errors,
+seconds; until then all go on, to M tokens at most. The answer holds the steps as `step_clock` saw them, errors,
 and the peak of the engine's memory.
 """
 
@@ -75,7 +75,7 @@ def answer(engine: Any, clock: Clock, asked: dict[str, Any]) -> dict[str, Any]:
 
 async def measure(engine: Any, clock: Clock, asked: dict[str, Any]) -> list[str]:
     """All prompts at once until each has its tokens or the time is over; what went wrong with some of them."""
-    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": 6 * asked["tokens"], "ignore_eos": True}
+    sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": asked["most"], "ignore_eos": True}
     if asked.get("budget") is not None:
         sampling["custom_params"] = {"ddtree_budget": asked["budget"]}
     rids = [f"{asked['measure']}/{asked['tokens']}/{number}" for number in range(len(asked["prompts"]))]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import decode_figures
-from decode_arms import Arm
+from decode_arms import FURTHER, Arm
 from decode_engines import EngineEndedError, Started
 from decode_plan import PLAIN_SHARE, Plan
 
@@ -93,6 +93,7 @@ class Run:
             "measure": f"m{self.count}",
             "prompts": [self.prompts[(number * size + i) % len(self.prompts)] for i in range(size)],
             "tokens": self.options.tokens,
+            "most": FURTHER * self.options.tokens,
             "seconds": most * share + self.plan.prefill[size],
             "budget": arm.budget,
         } | changes

@@ -159,6 +159,18 @@ def test_figures_that_break_do_not_cost_the_measurements(tmp_path: Path, monkeyp
     assert "not measured: figures: ZeroDivisionError" in decode_report.report(result)
 
 
+def test_runs_that_share_a_gpu_measure_in_turns(tmp_path: Path) -> None:
+    """The second waits for the first, and no longer than it has time; its time for measuring begins with its turn."""
+    shared = {"turn": tmp_path / "turn", "measuring": 50.0}
+    first, second = run_of(tmp_path, **shared), run_of(tmp_path, **shared, limit=11.0)
+    with decode.turn(first):
+        assert 40 < first.left() <= 50
+        with pytest.raises(TimeoutError, match="another run"), decode.turn(second):
+            pass
+    with decode.turn(run_of(tmp_path, **shared)):
+        pass
+
+
 def test_a_line_of_stages_that_is_still_being_written_is_left(tmp_path: Path) -> None:
     """An engine writes while the benchmark reads."""
     file = tmp_path / "stages"

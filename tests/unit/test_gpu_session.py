@@ -56,7 +56,7 @@ def test_a_step_of_one_release_can_be_asked_for_and_given_flags(tmp_path: Path) 
     assert [line.partition(":")[0] for line in lines] == ["0.5.17-8b", "kernels", "prove-0.5.11", "prove-0.5.17"]
     assert lines[2].endswith("graphs steps lanes pages sanitizer --budgets 64")
     lines = listed(*sites, "--steps", "small-0.5.11", "--small-pair", "tiny")
-    assert [line.partition(":")[0] for line in lines] == ["0.5.11-PAIR", "0.5.11-tiny"]
+    assert [line.partition(":")[0] for line in lines] == ["0.5.11-PAIR-calibration", "0.5.11-tiny-calibration"]
 
 
 def test_a_step_that_does_not_exist_is_refused() -> None:
