@@ -29,6 +29,18 @@ HYBRID_CONFIG = {
 REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "negative budget": ({"speculative_ddtree_budget": -3}, ["--speculative-ddtree-budget", "at least 1", "-3"]),
     "zero budget": ({"speculative_ddtree_budget": 0}, ["--speculative-ddtree-budget", "at least 1"]),
+    "half a budget": ({"speculative_ddtree_budget": 8.5}, ["--speculative-ddtree-budget", "8.5 (float)", "like 64"]),
+    "a budget that is true": ({"speculative_ddtree_budget": True}, ["--speculative-ddtree-budget", "True (bool)"]),
+    "no budget": ({"speculative_ddtree_budget": None}, ["--speculative-ddtree-budget", "got None"]),
+    "budgets that are a number": ({"speculative_ddtree_budgets": 8}, ["--speculative-ddtree-budgets", "got 8"]),
+    "fractional budgets": ({"speculative_ddtree_budgets": [4.5]}, ["--speculative-ddtree-budgets", "[4.5]"]),
+    "a top-k cap in words": ({"speculative_ddtree_topk_cap": "all"}, ["--speculative-ddtree-topk-cap", "'all' (str)"]),
+    "a switch in words": (
+        {"speculative_ddtree_allow_hybrid_unsafe": "false"},
+        ["--speculative-ddtree-allow-hybrid-unsafe", "'false' (str)", "without quotation marks"],
+    ),
+    "a number for a switch": ({"speculative_ddtree_chain_seed": 1}, ["--speculative-ddtree-chain-seed", "got 1"]),
+    "no calibration": ({"speculative_ddtree_calibration": None}, ["--speculative-ddtree-calibration", "'None'"]),
     "budget in words": ({"speculative_ddtree_budget": "many"}, ["--speculative-ddtree-budget", "or auto", "many"]),
     "budgets in words": ({"speculative_ddtree_budgets": "4,some"}, ["--speculative-ddtree-budgets", "'4,some'"]),
     "budgets of nothing": ({"speculative_ddtree_budgets": [0]}, ["--speculative-ddtree-budgets", "[0]"]),
@@ -82,6 +94,9 @@ ACCEPTED: dict[str, dict[str, Any]] = {
     "default budget": {},
     "pages": {"page_size": 64},
     "small budget": {"speculative_ddtree_budget": 3},
+    "numbers as text": {"speculative_ddtree_budget": " 16 ", "speculative_ddtree_topk_cap": "4"},
+    "a list of exponents": {"speculative_ddtree_calibration": [1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]},
+    "one exponent": {"speculative_ddtree_calibration": 1.3},
     "block size given": {"speculative_dflash_block_size": 8, "speculative_ddtree_budget": 16},
     "both widths given": {"speculative_dflash_block_size": 8, "speculative_num_draft_tokens": 65},
     "lower case": {"speculative_algorithm": "ddtree"},
@@ -105,8 +120,12 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "auto": ({"speculative_ddtree_budget": "auto"}, [2, 4, 7, 8, 32, 64, 128]),
     "auto among some": ({"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": "16, 4,4"}, [4, 16]),
+    "auto as it is written": ({"speculative_ddtree_budget": "Auto", "speculative_ddtree_budgets": ["4", 9]}, [4, 9]),
     "one and others": ({"speculative_ddtree_budget": 16, "speculative_ddtree_budgets": [7, 40]}, [7, 16, 40]),
 }
+
+#: Steps that draft nothing: the first worker serves them.
+WITH_NONE = {"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": "0,8"}
 
 #: What is proven on the first worker only -> what the others say.
 FIRST_WORKER_ONLY = {
@@ -129,6 +148,7 @@ def queue(engines: Engines, sites: Sites) -> None:
     cases = {name: {"arguments": arguments(extra)} for name, (extra, _) in REFUSALS.items()}
     cases |= {name: {"arguments": arguments(extra)} for name, extra in ACCEPTED.items()}
     cases |= {name: {"arguments": arguments(extra), "again": {}} for name, (extra, _) in LANES.items()}
+    cases["budgets with none"] = {"arguments": arguments(WITH_NONE)}
     cases["resolved twice"] = {"arguments": arguments({"speculative_ddtree_budget": 16}), "again": {}}
     cases["resolved with another budget"] = {"arguments": arguments({}), "again": {"speculative_ddtree_budget": 30}}
     (folder / "cases.json").write_text(json.dumps(cases))
@@ -163,7 +183,7 @@ def test_start_up_sets_both_widths(resolved: dict[str, Any], name: str) -> None:
     if name in FIRST_WORKER_ONLY and resolved["version"] not in harness.FIRST_WORKER:
         assert FIRST_WORKER_ONLY[name] in resolved["cases"][name]["error"]
         return
-    budget = ACCEPTED[name].get("speculative_ddtree_budget", 64)
+    budget = int(ACCEPTED[name].get("speculative_ddtree_budget", 64))
     assert resolved["cases"][name] == {
         "speculative_algorithm": "DDTREE",
         "speculative_num_draft_tokens": budget + 1,
@@ -179,6 +199,15 @@ def test_start_up_reports_every_budget_that_it_can_verify(resolved: dict[str, An
     case, budgets = resolved["cases"][name], LANES[name][1]
     assert case["speculative_ddtree_budgets"] == budgets
     assert case["speculative_num_draft_tokens"] == budgets[-1] + 1
+
+
+def test_steps_without_a_draft_are_refused_where_they_are_not_served(resolved: dict[str, Any]) -> None:
+    """With the arguments, not minutes later when the model is loaded."""
+    case = resolved["cases"]["budgets with none"]
+    if resolved["version"] in harness.FIRST_WORKER:
+        assert case["speculative_ddtree_budgets"] == [0, 8]
+    else:
+        assert "'0,8' (str) has a 0" in case["error"] and "0.5.13 and earlier" in case["error"]
 
 
 @pytest.mark.parametrize(("name", "width"), [("resolved twice", 17), ("resolved with another budget", 31)])

@@ -14,9 +14,10 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, backends_of, check_backends
-from sglang.srt.speculative.ddtree.budgets import budgets, check_budgets
+from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, parsed_budget
 from sglang.srt.speculative.ddtree.calibration_args import check_calibration
 from sglang.srt.speculative.ddtree.features import check_features
+from sglang.srt.speculative.ddtree.given import checked_calibration, checked_cap, checked_switch
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid, check_tracked_states, is_hybrid_config
 from sglang.srt.speculative.ddtree.model_facts import model_config, uses_mla
 from sglang.srt.speculative.ddtree.published import spec
@@ -73,8 +74,8 @@ def enter_dflash_handling(server_args: ServerArgs) -> None:
     Raises:
         ValueError: A DDTREE argument cannot be used.
     """
+    _settle_own_fields(server_args)
     found = reading(server_args)
-    _check_own_fields(found)
     given = found.speculative_num_draft_tokens
     if given is not None and found.speculative_dflash_block_size is None:
         raise ValueError(
@@ -97,7 +98,7 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
             f"DDTREE needs a draft block of at least 2 tokens (the bonus token and one draft), got {block_size}. "
             "Set --speculative-dflash-block-size to the block size of the draft model."
         )
-    check_calibration(str(reading(server_args).speculative_ddtree_calibration), block_size)
+    check_calibration(reading(server_args).speculative_ddtree_calibration, block_size)
     settle(server_args, speculative_dflash_block_size=block_size)
     settle(server_args, speculative_num_draft_tokens=verify_width(reading(server_args)))
     if len(budgets(reading(server_args))) > 1:  # what `/server_info` answers
@@ -168,16 +169,24 @@ def request_meta_info(server_args: ServerArgs) -> dict[str, Any]:
     }
 
 
-def _check_own_fields(server_args: Any) -> None:
-    check_budgets(server_args)
-    cap = server_args.speculative_ddtree_topk_cap
-    if cap is not None and (not isinstance(cap, int) or cap < 1):
-        raise ValueError(f"DDTREE requires --speculative-ddtree-topk-cap to be at least 1, got {cap}.")
+def _settle_own_fields(server_args: ServerArgs) -> None:
+    """Check what is given, and set it as the rest reads it: a number may have been text."""
+    found = reading(server_args)
+    if found.speculative_ddtree_budgets is not None:
+        budget_list(found.speculative_ddtree_budgets)
+    switches = ("speculative_ddtree_chain_seed", "speculative_ddtree_allow_hybrid_unsafe")
+    settle(
+        server_args,
+        speculative_ddtree_budget=parsed_budget(found.speculative_ddtree_budget),
+        speculative_ddtree_topk_cap=checked_cap(found.speculative_ddtree_topk_cap),
+        speculative_ddtree_calibration=checked_calibration(found.speculative_ddtree_calibration),
+        **{field: checked_switch(field, getattr(found, field)) for field in switches},
+    )
     for field in ("speculative_accept_threshold_single", "speculative_accept_threshold_acc"):
-        if getattr(server_args, field) != 1.0:
+        if getattr(found, field) != 1.0:
             raise ValueError(
                 f"DDTREE is lossless, a relaxed acceptance is not: --{field.replace('_', '-')} must stay 1.0, "
-                f"got {getattr(server_args, field)}."
+                f"got {getattr(found, field)}."
             )
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from sglang.srt.speculative.ddtree.given import shown, whole_number
+from sglang.srt.speculative.ddtree.proven import DECODES_PLAINLY
+
 
 AUTO = "auto"
 
@@ -57,42 +60,38 @@ def budget_list(given: Any) -> tuple[int, ...]:
     """The budgets of a list: "4,8,15", or numbers.
 
     Raises:
-        ValueError: Not budgets; the text shows what was given.
+        ValueError: Not budgets, or one that this release does not serve; the text shows what was given.
     """
-    parts = re.split(r"[,\s]+", given.strip()) if isinstance(given, str) else list(given)
-    try:
-        found = tuple(int(part) for part in parts)
-    except (TypeError, ValueError):
-        found = ()
-    if not found or min(found) < 0 or max(found) < 1:
+    parts = re.split(r"[,\s]+", given.strip()) if isinstance(given, str) else given
+    numbers = [whole_number(part) for part in parts] if isinstance(parts, (list, tuple)) else []
+    found = tuple(number for number in numbers if number is not None)
+    if not found or len(found) < len(numbers) or min(found) < 0 or max(found) < 1:
         raise ValueError(
-            f"DDTREE requires --speculative-ddtree-budgets to be numbers with commas between them, like 4,8,15,32,64, "
-            f"or 0 for steps that draft nothing; got {given!r}."
+            "DDTREE requires --speculative-ddtree-budgets to be whole numbers with commas between them, at least one "
+            f"above 0, like 4,8,15,32,64; got {shown(given)}. Give the budgets that {AUTO} and requests may choose, or "
+            "leave it out."
+        )
+    if 0 in found and not DECODES_PLAINLY:
+        raise ValueError(
+            f"DDTREE: --speculative-ddtree-budgets {shown(given)} has a 0, steps that draft nothing. This SGLang "
+            "release does not serve them (0.5.13 and earlier do). Leave the 0 out."
         )
     return found
 
 
 def parsed_budget(given: Any) -> int | str:
-    """A budget as it was written: a number, or `auto`.
+    """A budget as it was written: a number or its text, or `auto`.
 
     Raises:
-        ValueError: Neither.
+        ValueError: No tree can have it; the text names the flag and shows what was given.
     """
-    text = str(given).strip().lower()
-    return AUTO if text == AUTO else int(text)
-
-
-def check_budgets(server_args: Any) -> None:
-    """Refuse budgets that no tree can have.
-
-    Raises:
-        ValueError: The text names the flag.
-    """
-    budget = server_args.speculative_ddtree_budget
-    if budget != AUTO and (not isinstance(budget, int) or budget < 1):
+    if isinstance(given, str) and given.strip().lower() == AUTO:
+        return AUTO
+    budget = whole_number(given)
+    if budget is None or budget < 1:
         raise ValueError(
-            f"DDTREE requires --speculative-ddtree-budget to be at least 1, or {AUTO}, got {budget}. "
-            "Without draft nodes there is nothing to verify: leave out --speculative-algorithm instead."
+            f"DDTREE requires --speculative-ddtree-budget to be a whole number of at least 1, or {AUTO}, got "
+            f"{shown(given)}. Give the draft nodes of a tree, like {DEFAULT_BUDGET}; to draft nothing leave out "
+            "--speculative-algorithm."
         )
-    if server_args.speculative_ddtree_budgets is not None:
-        budget_list(server_args.speculative_ddtree_budgets)
+    return budget

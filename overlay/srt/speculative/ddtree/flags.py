@@ -13,6 +13,14 @@ from sglang.srt.speculative.ddtree.budgets import AUTO, DEFAULT_BUDGET, parsed_b
 CALIBRATION = "off"
 
 
+def _budget(text: str) -> int | str:
+    """`parsed_budget` for argparse, which shows the text of this error only."""
+    try:
+        return parsed_budget(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
     """Add the DDTREE flags and admit DDTREE as a speculative algorithm.
 
@@ -24,7 +32,7 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
             action.choices = [*action.choices, DDTREE]
     parser.add_argument(
         "--speculative-ddtree-budget",
-        type=parsed_budget,
+        type=_budget,
         default=DEFAULT_BUDGET,
         metavar=f"N|{AUTO}",
         help="DDTREE only. Draft nodes per tree, root not counted; the target verifies budget + 1 tokens a step. "
