@@ -10,7 +10,9 @@ import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import gates
 from sglang.srt.speculative.ddtree.args import extra_draft_columns
+from sglang.srt.speculative.ddtree.held_slots import held_slots
 from sglang.srt.speculative.ddtree.hybrid import hybrid_risk
+from sglang.srt.speculative.ddtree.request_length import longest_request
 
 
 def server_args(**changed: object) -> SimpleNamespace:
@@ -32,6 +34,7 @@ def server_args(**changed: object) -> SimpleNamespace:
         "linear_attn_decode_backend": None,
         "linear_attn_prefill_backend": None,
         "mamba_scheduler_strategy": "no_buffer",
+        "speculative_num_draft_tokens": 65,
         "get_model_config": lambda: SimpleNamespace(vocab_size=151_936),
     }
     return SimpleNamespace(**(base | changed))
@@ -191,32 +194,31 @@ def test_draft_runner_is_not_checked_for_the_budget(monkeypatch: pytest.MonkeyPa
     assert gates.prepare_graph_buffers(backend(16), 48, 48 * 16, torch.zeros(3)).numel() == 3
 
 
-def worker(pool: int, max_req_len: int, **changed: object) -> SimpleNamespace:
-    model_runner = SimpleNamespace(server_args=server_args(**changed), max_token_pool_size=pool)
-    return SimpleNamespace(model_runner=model_runner, max_req_len=max_req_len, max_req_input_len=max_req_len - 5)
+def pool_of(size: int, *, page_size: int = 1, **changed: object) -> SimpleNamespace:
+    """A target with a KV pool of so many slots."""
+    set_global_server_args_for_scheduler(server_args(**changed))
+    return SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(size=size), page_size=page_size)
 
 
 def test_longest_request_leaves_room_for_its_step() -> None:
-    """Pool 264 and width 65: a request of 200 tokens would be aborted in its last steps, so it is not admitted."""
-    target = worker(264, 263)
-    gates.limit_request_length(target)
-    assert (target.max_req_len, target.max_req_input_len) == (199, 194)
-    roomy = worker(100_000, 4095)
-    gates.limit_request_length(roomy)
-    assert (roomy.max_req_len, roomy.max_req_input_len) == (4095, 4090)
+    """A pool of 264 and a step of 65: no request of 200 tokens is admitted, to be aborted in its last steps."""
+    held = held_slots(65, 1)
+
+    assert longest_request(pool_of(264), 263) == 264 - held
+    assert longest_request(pool_of(100_000), 4095) == 4095
+    assert longest_request(pool_of(264, speculative_algorithm="DFLASH"), 263) == 263
 
 
 def test_longest_request_leaves_room_for_the_pages_of_its_step() -> None:
     """A step of 65 slots takes up to two pages of 64 beyond those that the request holds."""
-    target = worker(320, 319, page_size=64)
-    gates.limit_request_length(target)
-    assert target.max_req_len == 320 - 2 * 64
+    assert longest_request(pool_of(320, page_size=64), 319) == 320 - held_slots(65, 64)
+    assert held_slots(65, 64) >= 2 * 64
 
 
 def test_pool_without_room_for_one_step_is_refused() -> None:
-    """The text names the width, the pool and both ways out."""
-    with pytest.raises(ValueError, match=r"65 free KV slots.*holds 66 tokens.*--mem-fraction-static"):
-        gates.limit_request_length(worker(66, 65))
+    """The text names what is held, the pool and the ways out."""
+    with pytest.raises(ValueError, match=r"holds \d+ KV slots.*holds 66 tokens.*budgets.*--mem-fraction-static"):
+        longest_request(pool_of(66), 65)
 
 
 def test_kv_indices_have_one_row_a_request() -> None:

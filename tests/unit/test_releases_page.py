@@ -24,14 +24,16 @@ _FOLDER = "srt/speculative/ddtree/"
 _OWN_ARGUMENTS = {
     "enter_dflash_handling",
     "finish_dflash_handling",
-    "_check_own_fields",
-    "check_budgets",
+    "_settle_own_fields",
     "budget_list",
+    "parsed_budget",
+    "checked_cap",
+    "checked_switch",
     "calibration_values",
     "check_wish",
 }
 #: Said elsewhere: on the page of backends, by SGLang itself in the first generation, and as a limit in another module.
-_ELSEWHERE = {"check_backends", "create_ddtree_worker", "longest_request"}
+_ELSEWHERE = {"check_backends", "create_ddtree_worker"}
 
 
 def _rows(title: str) -> list[list[str]]:

@@ -18,7 +18,7 @@ class TpModelWorker:
 class TpModelWorker:
     def get_worker_info(self):
         max_req_len = min(self.model_config.context_len - 1, self.pool_size - 1)
-        from sglang.srt.speculative.ddtree.room import longest_request
+        from sglang.srt.speculative.ddtree.request_length import longest_request
 
         max_req_len = longest_request(self.model_runner, max_req_len)
         return (max_req_len, max_req_len - 5)
@@ -29,7 +29,7 @@ LONGEST_REQUEST = insert_statements(
     "TpModelWorker.get_worker_info",
     After("max_req_len = min(...)"),
     """\
-from sglang.srt.speculative.ddtree.room import longest_request
+from sglang.srt.speculative.ddtree.request_length import longest_request
 
 max_req_len = longest_request(self.model_runner, max_req_len)
 """,

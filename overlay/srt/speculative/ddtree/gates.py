@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import torch
@@ -15,12 +14,6 @@ from sglang.srt.speculative.ddtree.model_facts import vocab_size
 from sglang.srt.speculative.ddtree.published import schedule, spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
-
-
-logger = logging.getLogger(__name__)
-
-#: Tokens that SGLang keeps between the longest input and the longest request.
-_SPARE_INPUT = 5
 
 
 def check_model_runner(model_runner: Any) -> None:
@@ -61,30 +54,6 @@ def check_recurrent_memory(state_bytes: int, free_gib: float) -> None:
             f"{free_gib:.1f} GiB are left. Lower --speculative-ddtree-budget (at most {fits} fits) or "
             "--max-running-requests."
         )
-
-
-def limit_request_length(target_worker: Any) -> None:
-    """Admit only requests whose last step fits into the KV pool beside their own tokens.
-
-    SGLang admits up to the pool's size. Such a request would be aborted half-way, when nothing is left to retract.
-
-    Raises:
-        ValueError: The pool cannot hold one step of any request.
-    """
-    server_args, pool = target_worker.model_runner.server_args, int(target_worker.model_runner.max_token_pool_size)
-    page = int(server_args.page_size)
-    # A step may begin in the last slot of a page; whatever it does not fill of its own last page is held as well.
-    width = -(-max(verify_width(server_args), int(server_args.speculative_dflash_block_size)) // page) * page
-    longest = min(int(target_worker.max_req_len), pool // page * page - width)
-    if longest <= _SPARE_INPUT:
-        raise ValueError(
-            f"DDTREE needs {width} free KV slots for one request's step, but the pool holds {pool} tokens. "
-            "Lower --speculative-ddtree-budget or raise --mem-fraction-static."
-        )
-    if longest < target_worker.max_req_len:
-        logger.warning("DDTREE: requests are limited to %d tokens; a step needs %d of %d slots.", longest, width, pool)
-    target_worker.max_req_len = longest
-    target_worker.max_req_input_len = longest - _SPARE_INPUT
 
 
 def prepare_graph_buffers(

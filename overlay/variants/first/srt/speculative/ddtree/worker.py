@@ -25,7 +25,7 @@ from sglang.srt.speculative.ddtree.commit import committed_rows
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.draft_kv import append_draft_kv
 from sglang.srt.speculative.ddtree.draft_slots import draft_slots
-from sglang.srt.speculative.ddtree.gates import check_model_runner, limit_request_length
+from sglang.srt.speculative.ddtree.gates import check_model_runner
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.lanes import Lanes
 from sglang.srt.speculative.ddtree.plain_forward import plain_forward
@@ -33,6 +33,7 @@ from sglang.srt.speculative.ddtree.plain_step import BONUS, no_drafts
 from sglang.srt.speculative.ddtree.ready import log_ready
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
+from sglang.srt.speculative.ddtree.request_length import SPARE_INPUT, longest_request
 from sglang.srt.speculative.ddtree.step_mask import StepMask
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser
@@ -77,7 +78,8 @@ class DDTreeWorker(DFlashWorker):
         page_size, pool = int(server_args.page_size), target_worker.model_runner.token_to_kv_pool
         self._moving_pool = movable_pool(pool, page_size) if page_size > 1 else None
         self._is_recurrent = is_recurrent(target_worker.model_runner)
-        limit_request_length(target_worker)
+        target_worker.max_req_len = longest_request(target_worker.model_runner, int(target_worker.max_req_len))
+        target_worker.max_req_input_len = target_worker.max_req_len - SPARE_INPUT
         super().__init__(server_args=draft_view(server_args), target_worker=target_worker, **kwargs)
         self.topk_cap = server_args.speculative_ddtree_topk_cap
         self.chain_seed = bool(server_args.speculative_ddtree_chain_seed)

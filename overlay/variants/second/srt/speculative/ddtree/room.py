@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import msgspec
@@ -11,12 +10,6 @@ from sglang.srt.speculative.ddtree.args import draft_width, largest_width
 from sglang.srt.speculative.ddtree.budgets import budgets
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.published import spec
-
-
-logger = logging.getLogger(__name__)
-
-#: Tokens that SGLang keeps between the longest input and the longest request.
-_SPARE_INPUT = 5
 
 
 def reserved_slots(page_size: int) -> int:
@@ -63,32 +56,3 @@ def verify_mask_with_room(mask: Any, width: int) -> Any:
         return mask
     cells = mask.buffer.numel() + mask.max_bs * width * draft_width()
     return msgspec.structs.replace(mask, buffer=mask.buffer.new_zeros(cells))
-
-
-def longest_request(model_runner: Any, longest: int) -> int:
-    """The longest request whose last step fits into the KV pool beside its own tokens.
-
-    SGLang admits up to the pool's size. Such a request would be aborted half-way, when nothing is left to retract.
-
-    Args:
-        model_runner: The target's.
-        longest: What SGLang would admit.
-
-    Raises:
-        ValueError: The pool cannot hold the steps of any request.
-    """
-    if not is_ddtree_on():
-        return longest
-    pool, page_size = int(model_runner.token_to_kv_pool_allocator.size), int(model_runner.page_size)
-    reserved = reserved_slots(page_size)
-    fits = min(longest, pool - reserved)
-    if fits <= _SPARE_INPUT:
-        raise ValueError(
-            f"DDTREE reserves {reserved} KV slots for one request's next two steps, but the pool holds {pool} tokens. "
-            "Lower --speculative-ddtree-budget or raise --mem-fraction-static."
-        )
-    if fits < longest:
-        logger.warning(
-            "DDTREE: requests are limited to %d tokens; two steps need %d of %d slots.", fits, reserved, pool
-        )
-    return fits
