@@ -17,7 +17,7 @@ from ddtree_overlay.tuning.served import Arm, Served
 
 
 CHAIN, EIGHT, AUTO = Arm("chain", "chain"), Arm("8", 8), Arm("auto", None)
-ARMS = {"chain": CHAIN, "8": EIGHT, "64": Arm("64", 64), "auto": AUTO}
+ARMS = {"none": Arm("none", 0), "chain": CHAIN, "8": EIGHT, "64": Arm("64", 64), "auto": AUTO}
 #: Arm -> tokens/s of each round, at one concurrency.
 Rates = Mapping[str, Sequence[float]]
 
@@ -213,6 +213,19 @@ def test_a_chain_that_is_best_is_recommended_with_the_flags_that_draft_it():
     found = advice({1: {"chain": [100] * 3, "8": [90] * 3, "64": [60] * 3}}, served(64))
 
     assert found.flags == "--speculative-ddtree-budget 15 --speculative-ddtree-topk-cap 1"
+
+
+def test_steps_without_a_draft_that_are_best_speak_for_auto_with_them_and_for_plain_decoding():
+    """No flag of a server asks for them alone."""
+    found = advice({1: {"chain": [100] * 3, "8": [90] * 3, "none": [150] * 3}}, served(8, (0, 8, 15)))
+
+    assert found.arm == "none" and found.flags == "--speculative-ddtree-budget auto --speculative-ddtree-budgets 0,8,15"
+    assert "plain decoding: without --speculative-algorithm" in found.why
+    levels = {
+        1: {"chain": [100] * 3, "8": [150] * 3, "none": [90] * 3},
+        32: {"chain": [900] * 3, "8": [500] * 3, "none": [990] * 3},
+    }
+    assert str(advice(levels, served(8, (0, 8, 15))).flags).endswith("--speculative-ddtree-budgets 0,8,15")
 
 
 def test_two_rounds_are_too_few_for_a_claim():

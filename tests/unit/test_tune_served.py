@@ -61,13 +61,9 @@ def test_a_server_with_one_budget_has_one_arm_that_asks_for_nothing(budgets):
     assert arms(speculative_ddtree_budget=16, speculative_ddtree_budgets=budgets) == [("16", None)]
 
 
-def test_what_a_server_says_of_its_overrides_counts_more_than_its_budgets():
-    """A later overlay may accept fewer or more."""
-    assert arms(speculative_ddtree_overrides=[8, "chain", None, "x", 4])[:-1] == [
-        ("chain", "chain"),
-        ("4", 4),
-        ("8", 8),
-    ]
+def test_steps_that_draft_nothing_are_an_arm_under_the_name_that_the_server_counts_them_by():
+    """Where 0 is among the budgets (`Choice` calls it "none")."""
+    assert arms(speculative_ddtree_budgets=[0, 8]) == [("none", 0), ("8", 8), ("auto", None)]
 
 
 def test_running_requests_of_all_ranks_are_added():

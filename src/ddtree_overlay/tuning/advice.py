@@ -9,7 +9,7 @@ from typing import Any
 
 from ddtree_overlay.reports import listed
 from ddtree_overlay.tuning.cells import LEAST_ROUNDS, Cell, Difference, difference
-from ddtree_overlay.tuning.served import AUTO, CHAIN, Served, several
+from ddtree_overlay.tuning.served import AUTO, CHAIN, NONE, Served, several
 
 
 #: An arm that stays this close to the best one everywhere is taken for all concurrencies.
@@ -76,6 +76,8 @@ def advise(found: Sequence[Cell], served: Served) -> Advice:
     if len(levels) > 1 and AUTO not in {c.arm for c in found} and scores[top] < CLOSE:
         return Advice(_auto_of(best, served), AUTO, f"{_by_level(best)}; auto itself was not measured", best)
     why = f"{top} {_share(scores[top], levels)}"
+    if top == NONE:
+        why += ", which is plain decoding: without --speculative-algorithm no drafter is loaded either"
     return Advice(_flags(top, served), top, why + _of_auto(top, scores, levels), best)
 
 
@@ -147,13 +149,16 @@ def _nothing_to_say(found: Sequence[Cell], served: Served) -> str:
 def _flags(arm: str, served: Served) -> str:
     if arm == CHAIN:
         return f"--speculative-ddtree-budget {served.block_size - 1} --speculative-ddtree-topk-cap 1"
-    several = f" --speculative-ddtree-budgets {_commas(served.budgets)}" if arm == AUTO and served.budgets else ""
-    return f"--speculative-ddtree-budget {arm}{several}"
+    if arm in {AUTO, NONE}:  # no flag asks for steps without a draft alone; `auto` may choose them
+        several = f" --speculative-ddtree-budgets {_commas(served.budgets)}" if served.budgets else ""
+        return f"--speculative-ddtree-budget {AUTO}{several}"
+    return f"--speculative-ddtree-budget {arm}"
 
 
 def _auto_of(best: Sequence[Best], served: Served) -> str:
     """`auto` with the budgets that are best somewhere."""
-    budgets = {served.block_size - 1 if b.arm == CHAIN else int(b.arm) for b in best if b.arm != AUTO}
+    known = {CHAIN: served.block_size - 1, NONE: 0}
+    budgets = {known[b.arm] if b.arm in known else int(b.arm) for b in best if b.arm != AUTO}
     chain = {served.block_size - 1} if served.block_size > 1 else set()
     return f"--speculative-ddtree-budget auto --speculative-ddtree-budgets {_commas(sorted(budgets | chain))}"
 

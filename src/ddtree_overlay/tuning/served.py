@@ -11,6 +11,8 @@ from ddtree_overlay.errors import OverlayError, UsageError
 
 
 CHAIN, AUTO = "chain", "auto"
+#: Steps that draft nothing; a request asks for them with a budget of 0.
+NONE = "none"
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Arm:
     """One way of drafting that is measured.
 
     Args:
-        name: `chain`, `auto`, or the budget.
+        name: `chain`, `auto`, `none`, or the budget: what the server counts its steps by.
         override: What each request asks for, `custom_params["ddtree_budget"]`; None asks for nothing, so that the
             server does what it does for everybody.
     """
@@ -41,7 +43,7 @@ class Served:
         overlay_id: The overlay that it has loaded.
         setting: Its own budget, or `auto`.
         budgets: The budgets that it has captured, ascending; empty when it does not say.
-        overrides: What a request may ask for; empty when requests cannot choose.
+        overrides: What a request may ask for; empty when there is nothing to choose.
         block_size: Tokens that the drafter drafts at once and the one before them; 0 when unknown.
         most: Requests that it runs at once; 0 when unknown.
         text: Whether it takes text, and not token ids only.
@@ -63,7 +65,7 @@ class Served:
         """What can be compared on this server, the chain first and `auto` last."""
         if len(self.overrides) < 2:
             return (Arm(str(self.setting), None),)
-        found = [Arm(str(o), o) for o in self.overrides]
+        found = [Arm(str(o or NONE), o) for o in self.overrides]
         return (*found, Arm(AUTO, None)) if self.setting == AUTO else tuple(found)
 
     def as_dict(self) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def read_server(info: Mapping[str, Any], url: str) -> Served:
         overlay_id=overlay_id,
         setting=setting,
         budgets=budgets or ((setting,) if isinstance(setting, int) else ()),
-        overrides=_overrides(info.get("speculative_ddtree_overrides"), budgets, block_size),
+        overrides=_overrides(budgets, block_size),
         block_size=block_size,
         most=(per_rank or 0) * (number(info.get("dp_size")) or 1),
         text=info.get("skip_tokenizer_init") is not True,
@@ -178,11 +180,8 @@ def steps_by_choice(info: Mapping[str, Any]) -> dict[str, int] | None:
     return found if told else None
 
 
-def _overrides(said: Any, budgets: Sequence[int], block_size: int) -> tuple[int | str, ...]:
-    """What requests may ask for: as the server lists it, else each captured budget and the chain of that width."""
-    if isinstance(said, list):
-        known = [o for o in said if o == CHAIN or number(o)]
-        return tuple(sorted(dict.fromkeys(known), key=lambda o: (o != CHAIN, o)))
+def _overrides(budgets: Sequence[int], block_size: int) -> tuple[int | str, ...]:
+    """What requests may ask for: each captured budget, and the chain where one is as wide."""
     if len(budgets) < 2:
         return ()
     return ((CHAIN,) if block_size - 1 in budgets else ()) + tuple(budgets)
@@ -197,7 +196,7 @@ def _setting(value: Any) -> int | str | None:
 def _numbers(value: Any) -> tuple[int, ...]:
     if isinstance(value, str):
         value = [int(part) for part in value.split(",") if part.strip().isdecimal() and len(part) < 7]
-    found = {n for n in map(number, value) if n} if isinstance(value, list) else set()
+    found = {n for n in map(number, value) if n is not None} if isinstance(value, list) else set()
     return tuple(sorted(found))
 
 
