@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 from sglang.srt.server_args import set_global_server_args_for_scheduler
-from sglang.srt.speculative.ddtree import graph_memory, lane_sizes
+from sglang.srt.speculative.ddtree import graph_memory, lane_bytes, lane_sizes
+from sglang.srt.speculative.ddtree import lanes as lanes_module
 from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, default_budgets
 from sglang.srt.speculative.ddtree.choosing import Choosing, check_wish, override_of, tree_shape
 from sglang.srt.speculative.ddtree.lane_parts import replay_of
@@ -35,7 +38,8 @@ def arguments(budget: object = "auto", listed: object = None, **changed: object)
 
 def target(**changed: object) -> SimpleNamespace:
     """A target's model runner; on a CPU nothing limits its graphs but their use."""
-    base: dict[str, object] = {"is_draft_worker": False}
+    padded = SimpleNamespace(disable_cuda_graph_padding=False)
+    base: dict[str, object] = {"is_draft_worker": False, "server_args": padded}
     return SimpleNamespace(**(base | changed))
 
 
@@ -99,6 +103,14 @@ def test_default_lanes_of_auto_are_captured_for_steps_that_can_pay():
     assert sizes[129][-1] == 16
 
 
+def test_without_padding_no_batch_size_is_left_out():
+    """A batch of 7 would be padded to no graph of 8; up to the lane's largest batch each size has its own."""
+    unpadded = target(server_args=SimpleNamespace(disable_cuda_graph_padding=True))
+
+    assert lane_sizes.lane_batch_sizes(unpadded, SIZES, 16) == SIZES
+    assert lane_sizes.lane_batch_sizes(unpadded, SIZES, 129) == [size for size in SIZES if size <= 16]
+
+
 def test_the_chain_is_captured_for_every_batch_however_large():
     """DFLASH's own step has graphs there."""
     assert lane_sizes.lane_batch_sizes(target(), [*SIZES, 160, 256], 16)[-1] == 256
@@ -123,9 +135,10 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, free: int) -> SimpleNamespace:
     """A target of 1 MiB a node on a GPU with so many bytes free."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(lane_sizes, "free_bytes", lambda: free)
-    monkeypatch.setattr(lane_sizes, "node_bytes", lambda _: 2**20)
+    node = lane_bytes.NodeBytes(buffers=2**20, logits=0, work=0, hidden=0, request=0)
+    monkeypatch.setattr(lane_bytes.NodeBytes, "of", lambda _: node)
     monkeypatch.setattr(lane_sizes, "get_tp_group", lambda: SimpleNamespace(world_size=1, rank_in_group=0))
-    return target(model_config=SimpleNamespace(hidden_size=0), dtype=torch.bfloat16)
+    return target()
 
 
 def test_a_wide_lane_gets_the_batches_that_half_of_the_free_memory_holds(
@@ -146,7 +159,7 @@ def test_a_lane_that_does_not_hold_one_request_is_refused_with_what_does(
     """By the budget, before anything is captured."""
     published.speculative_ddtree_budgets = "8,256"
 
-    with pytest.raises(ValueError, match=r"budget of 256 do not fit.*at most 99 fits"):
+    with pytest.raises(ValueError, match=r"budget of 256 do not fit.*at most 99 fits alone"):
         lane_sizes.lane_batch_sizes(on_a_gpu(monkeypatch, 200 * 2**20), SIZES, 257)
 
 
@@ -154,14 +167,14 @@ def test_narrow_lanes_lie_in_the_buffers_of_the_widest():
     """Together they take what it takes alone, and each sees the sizes that it asked for."""
     wide, narrow = triton_backend(65), triton_backend(9)
     wide.init_cuda_graph_state(4, 4 * 65)
-    alone = sum(held_once([wide]).values())
+    alone = held_once(graph_tensors(wide, *EVERYTHING))
     own = triton_backend(9)
     own.init_cuda_graph_state(4, 4 * 9)
 
     lend_buffers(narrow, [wide])
     narrow.init_cuda_graph_state(4, 4 * 9)
 
-    assert sum(held_once([wide, narrow]).values()) == alone
+    assert held_once([*graph_tensors(wide, *EVERYTHING), *graph_tensors(narrow, *EVERYTHING)]) == alone
     assert [t.shape for t in graph_tensors(narrow, *EVERYTHING)] == [t.shape for t in graph_tensors(own, *EVERYTHING)]
     assert narrow.cuda_graph_custom_mask.data_ptr() == wide.cuda_graph_custom_mask.data_ptr()
 
@@ -191,7 +204,12 @@ def test_the_table_counts_the_bytes_of_real_buffers():
         token_to_kv_pool=pool,
         req_to_token_pool=SimpleNamespace(mamba_pool=SimpleNamespace(mamba_cache=states)),
     )
-    graphs = SimpleNamespace(buffers=SimpleNamespace(next_token_logits_buffer=torch.zeros(4 * 17, 11)))
+    outputs = {size: SimpleNamespace(hidden_states=torch.zeros(size * 17, 6)) for size in (1, 2, 4)}
+    graphs = SimpleNamespace(
+        buffers=SimpleNamespace(next_token_logits_buffer=torch.zeros(4 * 17, 11)),
+        output_buffers=outputs,
+        backend=SimpleNamespace(_outputs=outputs),
+    )
 
     found = lane_memory(Lane(17, backend, graphs, (1, 2, 4)), runner, runner)
 
@@ -200,6 +218,7 @@ def test_the_table_counts_the_bytes_of_real_buffers():
     assert found.kv_all == 48 * found.kv_request
     assert sum(found.buffers.values()) == sum(t.nbytes for t in graph_tensors(backend, *EVERYTHING))
     assert found.logits == 4 * 17 * 11 * 4
+    assert found.hidden == (1 + 2 + 4) * 17 * 6 * 4
     assert found.states == 12 * 4
 
 
@@ -211,6 +230,72 @@ def test_the_bytes_of_a_node_are_those_that_the_backend_allocates():
     mask = 2 * (64 + 16 + 17)
 
     assert graph_memory.attention_bytes(backend) == attention // 17 + mask
+
+
+def sharing(folder: str) -> object:
+    """What lanes share, as a release says it."""
+    path = Path(__file__).parents[2] / f"overlay/variants/{folder}/srt/speculative/ddtree/shared_graphs.py"
+    spec = importlib.util.spec_from_file_location("shared_graphs_of", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("folder", "logits", "work"),
+    [("first", 2064 + 2080, 2064 + 2080), ("second", 2064 + 2080 + 768, 2064 + 2080 + 2 * 768), ("0.5.15", 2080, 4144)],
+)
+def test_lanes_share_what_their_release_lets_them(folder: str, logits: int, work: int):
+    """0.5.14 shares buffers of one size only and no memory to work in; before it one that has room, later one for all.
+
+    A lane of more nodes than the one before it makes a buffer of its own; the smaller one stays.
+    """
+    nodes = [2064, 2080, 768, 768]
+
+    assert sharing(folder).logits_rows(nodes) == logits
+    assert sharing(folder).work_rows(nodes) == work
+
+
+def test_every_graph_of_every_lane_keeps_its_hidden_states():
+    """They lie in the graphs' memory as long as the graphs do, which is most of what many narrow lanes take."""
+    node = lane_bytes.NodeBytes(buffers=0, logits=0, work=0, hidden=10, request=0)
+
+    assert lane_bytes.lanes_bytes([(65, [1, 2]), (9, []), (3, [1, 2, 4])], node) == 10 * (65 * 3 + 3 * 7)
+
+
+def test_buffers_of_lanes_with_room_are_counted_once():
+    """As `lend_buffers` shares them: attention by nodes, KV indices by requests."""
+    node = lane_bytes.NodeBytes(buffers=10, logits=0, work=0, hidden=0, request=1000)
+
+    assert lane_bytes.lanes_bytes([(65, [1, 4]), (33, [1, 7]), (3, [48])], node) == 10 * 65 * 4 + 1000 * (4 + 7 + 48)
+
+
+@pytest.mark.parametrize(
+    "holder",
+    [{"dflash_target_layer_ids": [1, 8]}, {"spec_aux_config": SimpleNamespace(dflash_target_layer_ids=[1, 8])}],
+)
+def test_hidden_states_are_those_of_the_layers_that_the_drafter_reads(holder: dict[str, object]):
+    """Named by the model runner, from 0.5.16 on by a part of it; else as many as any drafter reads."""
+    made = {"model_config": SimpleNamespace(hidden_size=64), "dtype": torch.bfloat16}
+
+    assert graph_memory.hidden_bytes(SimpleNamespace(**made, **holder)) == 2 * 64 * 2
+    assert graph_memory.hidden_bytes(SimpleNamespace(**made)) == 8 * 64 * 2
+
+
+def test_memory_that_ends_while_a_lane_is_captured_names_the_ways_out(monkeypatch: pytest.MonkeyPatch):
+    """Another fault stays what it is."""
+
+    def fail(text: str) -> None:
+        def capture(*_: object) -> None:
+            raise RuntimeError(text)
+
+        monkeypatch.setattr(lanes_module, "capture_graphs", capture)
+        lanes_module._graphs_of(None, Lane(65, None, None))
+
+    with pytest.raises(ValueError, match=r"budget of 64.*--speculative-ddtree-budgets.*--mem-fraction-static"):
+        fail("Capture cuda graph failed: CUDA out of memory. Tried to allocate 2 GiB")
+    with pytest.raises(RuntimeError, match="illegal"):
+        fail("illegal address")
 
 
 class FakeRunner:

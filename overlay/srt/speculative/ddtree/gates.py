@@ -149,7 +149,7 @@ def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_node: int, fixed
     """
     if not torch.cuda.is_available() or max_num_tokens // max_bs != verify_width(spec()):
         return  # a narrower lane, or the draft runner, whose width is the block
-    per_node += logits_bytes(vocab_size())
+    per_node += 2 * logits_bytes(vocab_size())
     free, needed = free_bytes(), fixed + max_num_tokens * per_node
     if needed > free:
         fits = max(0, (free - fixed) // (max_bs * per_node) - 1)

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
 
 
-def node_bytes(model_runner: Any) -> int:
-    """Bytes of graph buffers that one more verified node takes, with SGLang's Triton backend."""
-    return attention_bytes(model_runner.attn_backend) + logits_bytes(model_runner.model_config.vocab_size)
+#: Layers that a drafter reads where a model runner does not say; no drafter of DFLASH's reads more.
+_LAYERS = 8
 
 
 def attention_bytes(backend: Any) -> int:
@@ -24,8 +24,29 @@ def attention_bytes(backend: Any) -> int:
 
 
 def logits_bytes(vocab_size: int) -> int:
-    """Bytes of a verified node's logits: as the model gives them, and as the graph keeps them."""
-    return int(vocab_size) * (4 + 4)
+    """Bytes of a verified node's logits: as the graph hands them out, and at most so many as the model gives them."""
+    return int(vocab_size) * 4
+
+
+def hidden_bytes(model_runner: Any) -> int:
+    """Bytes of a verified node's hidden states, those that the drafter reads.
+
+    Args:
+        model_runner: The target's.
+    """
+    config = getattr(model_runner, "spec_aux_config", model_runner)  # 0.5.16 and later
+    layers = getattr(config, "dflash_target_layer_ids", None)
+    count = len(layers) if layers else _LAYERS
+    return int(model_runner.model_config.hidden_size) * count * int(model_runner.dtype.itemsize)
+
+
+def grown_rows(counts: Iterable[int]) -> int:
+    """Rows of all buffers together where each user takes one that is there, if it has room, and makes one otherwise."""
+    total = most = 0
+    for count in counts:
+        if count > most:
+            total, most = total + count, count
+    return total
 
 
 def free_bytes() -> int:

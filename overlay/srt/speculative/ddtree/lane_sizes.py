@@ -13,7 +13,8 @@ import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree.budgets import are_default, budgets, is_auto
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
-from sglang.srt.speculative.ddtree.graph_memory import free_bytes, node_bytes
+from sglang.srt.speculative.ddtree.graph_memory import free_bytes
+from sglang.srt.speculative.ddtree.lane_bytes import NodeBytes, lanes_bytes
 from sglang.srt.speculative.ddtree.published import spec
 
 
@@ -46,17 +47,16 @@ def lane_batch_sizes(model_runner: Any, batch_sizes: list[int], width: int) -> l
     """
     if not is_ddtree_on() or model_runner.is_draft_worker or len(budgets(spec())) == 1:
         return batch_sizes
-    if not is_auto(spec()) and width == int(spec().speculative_ddtree_budget) + 1:
-        return batch_sizes
     most = _most_nodes(model_runner, batch_sizes)
-    kept = [size for size in batch_sizes if size * width <= most]
+    kept = _sizes_within(most, model_runner, batch_sizes, width)
     if not kept:
+        alone = int(_SHARE * free_bytes() // NodeBytes.of(model_runner).alone) - 1
         raise ValueError(
-            f"DDTREE: CUDA graphs of a budget of {width - 1} do not fit: free memory holds the logits and attention "
-            f"buffers of {most} nodes. Leave it out of --speculative-ddtree-budgets (at most {most - 1} fits), or "
-            "lower --mem-fraction-static."
+            f"DDTREE: CUDA graphs of a budget of {width - 1} do not fit: half of the free memory holds steps of {most} "
+            f"nodes in all lanes. Name budgets without it with --speculative-ddtree-budgets (at most {alone} fits "
+            "alone), or lower --cuda-graph-max-bs or --mem-fraction-static."
         )
-    return spaced(kept) if are_default(spec()) else kept
+    return kept
 
 
 def spaced(batch_sizes: list[int]) -> list[int]:
@@ -68,25 +68,40 @@ def spaced(batch_sizes: list[int]) -> list[int]:
     return kept
 
 
+def _sizes_within(most: int, model_runner: Any, batch_sizes: list[int], width: int) -> list[int]:
+    """The batch sizes of a lane where no step may have more than so many nodes."""
+    if not is_auto(spec()) and width == int(spec().speculative_ddtree_budget) + 1:
+        return batch_sizes
+    kept = [size for size in batch_sizes if size * width <= most]
+    # Without padding a batch is served by a graph of its own size or by none.
+    padding = not model_runner.server_args.disable_cuda_graph_padding
+    return spaced(kept) if padding and are_default(spec()) else kept
+
+
 def _most_nodes(model_runner: Any, batch_sizes: list[int]) -> int:
     """Nodes of a step that graphs may be captured for; the first answer holds, on every rank."""
     known = getattr(model_runner, "ddtree_most_nodes", None)
     if known is not None:
         return int(known)
-    most = _fitting_nodes(model_runner, batch_sizes)
+    most = (budgets(spec())[-1] + 1) * batch_sizes[-1]
     if are_default(spec()):
         most = min(most, max(_MOST_NODES, batch_sizes[-1] * int(spec().speculative_dflash_block_size)))
+    if torch.cuda.is_available():
+        most = _fitting_nodes(model_runner, batch_sizes, most)
     model_runner.ddtree_most_nodes = most
     return most
 
 
-def _fitting_nodes(model_runner: Any, batch_sizes: list[int]) -> int:
-    """Nodes whose buffers fit into the memory share of the rank that has least."""
-    largest = budgets(spec())[-1] + 1
-    if not torch.cuda.is_available():
-        return largest * batch_sizes[-1]
-    per_node = node_bytes(model_runner) + _kept_bytes(model_runner, batch_sizes)
-    fitting = int(_SHARE * free_bytes() // per_node)
+def _fitting_nodes(model_runner: Any, batch_sizes: list[int], most: int) -> int:
+    """Nodes of a step, at most so many, for which all lanes fit into the memory share of the rank that has least."""
+    node, free = NodeBytes.of(model_runner), free_bytes()
+    widths = [budget + 1 for budget in reversed(budgets(spec()))]
+
+    def needed(nodes: int) -> int:
+        return lanes_bytes([(w, _sizes_within(nodes, model_runner, batch_sizes, w)) for w in widths], node)
+
+    steps = sorted({width * size for width in widths for size in batch_sizes if width * size <= most}, reverse=True)
+    fitting = next((nodes for nodes in steps if needed(nodes) <= _SHARE * free), 0)
     group = get_tp_group()
     if group.world_size > 1:
         least = torch.tensor([fitting])
@@ -94,17 +109,9 @@ def _fitting_nodes(model_runner: Any, batch_sizes: list[int]) -> int:
         fitting = int(least)
     if group.rank_in_group == 0:
         logger.info(
-            "DDTREE: %.1f GiB are free; lanes are captured for steps of up to %d nodes (%.2f MiB each).",
-            free_bytes() / 2**30,
-            min(fitting, largest * batch_sizes[-1]),
-            per_node / 2**20,
+            "DDTREE: %.1f GiB are free; lanes are captured for steps of up to %d nodes, which take %.1f GiB in all.",
+            free / 2**30,
+            fitting,
+            needed(fitting) / 2**30,
         )
     return fitting
-
-
-def _kept_bytes(model_runner: Any, batch_sizes: list[int]) -> int:
-    """Bytes a node of what the graphs of all batch sizes keep: the hidden states that the drafter reads."""
-    config = model_runner.model_config
-    layers = 8  # how many the drafter reads is not known here; no drafter of DFLASH's has more
-    states = int(config.hidden_size) * layers * model_runner.dtype.itemsize
-    return states * sum(batch_sizes) // batch_sizes[-1]

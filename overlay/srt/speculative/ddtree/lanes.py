@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree.budgets import budgets
-from sglang.srt.speculative.ddtree.lane_parts import DECODES_PLAINLY, RUNNER, capture_graphs, replay_of
+from sglang.srt.speculative.ddtree.lane_parts import RUNNER, capture_graphs, replay_of
 from sglang.srt.speculative.ddtree.lane_width import only_width
 from sglang.srt.speculative.ddtree.memory import GRAPH_BUFFERS, report
 from sglang.srt.speculative.ddtree.published import spec
 from sglang.srt.speculative.ddtree.recapture import refuse_recapture
-from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 
 
 if TYPE_CHECKING:
@@ -56,19 +55,11 @@ class Lanes:
 
     Attributes:
         widths: Every width that can be used, ascending; the last is the one that SGLang knows of.
-
-    Raises:
-        ValueError: The root alone is to be verified, which this release does not.
     """
 
     def __init__(self, model_runner: Any, draft_runner: Any) -> None:
         self._model_runner, self._draft_runner = model_runner, draft_runner
         self.widths: tuple[int, ...] = tuple(budget + 1 for budget in budgets(spec()))
-        if self.widths[0] == 1 and (not DECODES_PLAINLY or is_recurrent(model_runner)):
-            raise ValueError(
-                "DDTREE does not decode without a draft in this SGLang release, nor with recurrent layers. Leave 0 out "
-                "of --speculative-ddtree-budgets."
-            )
         self._lanes = {
             width: Lane(width, _backend_of(model_runner, width), None) for width in reversed(self.widths[:-1])
         }
@@ -90,7 +81,7 @@ class Lanes:
                 continue
             start, before = time.perf_counter(), _held_bytes()
             lend_buffers(lane.backend, lenders)
-            self._lanes[width] = self._captured(lane, capture_graphs(self._model_runner, lane.backend, width))
+            self._lanes[width] = self._captured(lane, _graphs_of(self._model_runner, lane))
             lenders.append(lane.backend)
             if get_tp_group().rank_in_group == 0:
                 logger.info(
@@ -145,6 +136,23 @@ class Lanes:
 
     def _captured(self, lane: Lane, runner: Any) -> Lane:
         return replace(lane, runner=runner, batch_sizes=tuple(getattr(runner, "capture_bs", ())))
+
+
+def _graphs_of(model_runner: Any, lane: Lane) -> Any:
+    """A lane's graphs.
+
+    Raises:
+        ValueError: No memory is left for them; the text names the ways out.
+    """
+    try:
+        return capture_graphs(model_runner, lane.backend, lane.width)
+    except Exception as error:
+        if "out of memory" not in str(error):
+            raise
+        raise ValueError(
+            f"DDTREE: no memory is left for the CUDA graphs of a budget of {lane.width - 1}. Name fewer or narrower "
+            "budgets with --speculative-ddtree-budgets, or lower --cuda-graph-max-bs or --mem-fraction-static."
+        ) from error
 
 
 def lend_buffers(backend: Any, lenders: list[Any]) -> None:

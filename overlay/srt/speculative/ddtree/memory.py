@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a budget costs in memory: KV headroom, graph buffers, logits, recurrent states. Counted, and told at a start."""
+"""What a budget costs in memory: KV, graph buffers, logits, hidden and recurrent states. Told at a start."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.speculative.ddtree.held_slots import held_slots
+from sglang.srt.speculative.ddtree.held_slots import HELD, held_slots
+from sglang.srt.speculative.ddtree.lane_parts import outputs_of
 
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class LaneMemory:
         kv_request: Bytes of these slots, target and drafter.
         kv_all: The same for as many requests as may run.
         buffers: Bytes of the backend's graph buffers by what they hold; those of narrow lanes lie in a wide one's.
-        logits: Bytes of the logits that its graphs write, in a buffer that all lanes share.
+        logits: Bytes of the logits that its graphs write; how many lanes share them depends on the release.
+        hidden: Bytes of the hidden states that its graphs keep, one by one, for the drafter.
         states: Bytes of recurrent states that are kept for the nodes of a step.
     """
 
@@ -47,6 +49,7 @@ class LaneMemory:
     kv_all: int
     buffers: dict[str, int]
     logits: int
+    hidden: int
     states: int
 
 
@@ -69,7 +72,8 @@ def lane_memory(lane: Lane, target: Any, draft: Any) -> LaneMemory:
         buffers={
             what: sum(t.nbytes for t in graph_tensors(lane.backend, *names)) for what, names in GRAPH_BUFFERS.items()
         },
-        logits=_nbytes(getattr(getattr(lane.runner, "buffers", None), "next_token_logits_buffer", None)),
+        logits=_nbytes(_logits_of(lane)),
+        hidden=sum(_nbytes(getattr(output, "hidden_states", None)) for output in outputs_of(lane.runner)),
         states=state_bytes(target.req_to_token_pool),
     )
 
@@ -83,13 +87,23 @@ def report(lanes: list[Lane], target: Any, draft: Any) -> None:
         draft: The drafter's.
     """
     rows = [lane_memory(lane, target, draft) for lane in lanes]
-    titles = ["budget", "requests", "KV slots", "KV a request", "KV of all", *GRAPH_BUFFERS, "logits", "states"]
+    titles = [
+        "budget",
+        "requests",
+        "KV slots",
+        "KV a request",
+        "KV of all",
+        *GRAPH_BUFFERS,
+        "logits",
+        "hidden",
+        "states",
+    ]
     cells = [
         [
             str(row.budget),
             str(row.requests or "no graphs"),
             str(row.held),
-            *map(_size, (row.kv_request, row.kv_all, *row.buffers.values(), row.logits, row.states)),
+            *map(_size, (row.kv_request, row.kv_all, *row.buffers.values(), row.logits, row.hidden, row.states)),
         ]
         for row in rows
     ]
@@ -97,20 +111,21 @@ def report(lanes: list[Lane], target: Any, draft: Any) -> None:
     lines = [
         "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in (titles, *cells)
     ]
-    together = sum(held_once([lane.backend for lane in lanes]).values())
+    names = tuple(name for group in GRAPH_BUFFERS.values() for name in group)
     logger.info(
-        "DDTREE: what each budget costs. Buffers of all lanes together: %s, their logits: %s.\n%s",
-        _size(together),
-        _size(max(row.logits for row in rows)),
+        "DDTREE: what each budget costs. All lanes together: buffers %s, logits %s, hidden states %s. %s.\n%s",
+        _size(held_once(t for lane in lanes for t in graph_tensors(lane.backend, *names))),
+        _size(held_once(logits for logits in map(_logits_of, lanes) if logits is not None)),
+        _size(sum(row.hidden for row in rows)),
+        HELD,
         "\n".join(lines),
     )
 
 
-def held_once(backends: list[Any]) -> dict[int, int]:
-    """Bytes of every piece of memory that graph buffers of these backends lie in, by its address."""
-    names = tuple(name for group in GRAPH_BUFFERS.values() for name in group)
-    storages = [t.untyped_storage() for backend in backends for t in graph_tensors(backend, *names)]
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+def held_once(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of all pieces of memory that these tensors lie in, each counted once."""
+    storages = [tensor.untyped_storage() for tensor in tensors]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def graph_tensors(backend: Any, *prefixes: str) -> Iterator[torch.Tensor]:
@@ -134,6 +149,12 @@ def state_bytes(pool: Any) -> int:
     states = [value for name, value in vars(cache).items() if name.startswith("intermediate")] if cache else []
     tensors = [part for state in states for part in (state if isinstance(state, (list, tuple)) else [state])]
     return sum(_nbytes(tensor) for tensor in tensors)
+
+
+def _logits_of(lane: Lane) -> torch.Tensor | None:
+    """The buffer of logits that a lane's graphs write; None without graphs."""
+    logits = getattr(getattr(lane.runner, "buffers", None), "next_token_logits_buffer", None)
+    return logits if isinstance(logits, torch.Tensor) else None
 
 
 def _nbytes(tensor: Any) -> int:

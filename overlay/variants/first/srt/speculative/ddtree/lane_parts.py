@@ -14,15 +14,17 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 #: The model runner's attribute that holds its decode graphs.
 RUNNER = "graph_runner"
 
-#: Whether a step can verify the root alone, without a draft: plain decoding.
-DECODES_PLAINLY = True
-
 
 def capture_graphs(model_runner: Any, backend: Any, width: int) -> Any:
     """The target's decode graphs for one verify width, by the class that SGLang chose for its own."""
     runner = type(getattr(model_runner, RUNNER))
     with only_width(model_runner, width), _decoding(model_runner, plainly=width == 1):
         return runner(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
+
+
+def outputs_of(runner: Any) -> list[Any]:
+    """What the runner's graphs hand out, and keep."""
+    return list(getattr(runner, "output_buffers", {}).values())
 
 
 def replay_of(runner: Any, batch_size: int) -> Callable[[], None]:
