@@ -17,14 +17,15 @@ from tests.engine.serving import Serving
 
 
 BUDGETS = (2, 7, 24)
-RELEASES = (harness.RELEASE, harness.SECOND_RELEASE)
+#: Both generations, and one whose arguments stay as they were written (0.5.19 and later).
+RELEASES = (harness.RELEASE, harness.SECOND_RELEASE, harness.SECOND_WORKER[-1])
 
 
 @pytest.fixture(scope="module", params=RELEASES)
 def serving(
     request: pytest.FixtureRequest, sites: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Serving, Path]]:
-    """A server of each generation, after enough steps for several plans."""
+    """A server of each of these releases, after enough steps for several plans."""
     folder = tmp_path_factory.mktemp("metrics")
     arguments = harness.engine_args(
         "DDTREE",
@@ -70,6 +71,8 @@ def test_the_choice_is_exported_beside_sglangs_own_metrics(serving: tuple[Servin
     chosen = [float(line.split()[-1]) for line in found if line.startswith("sglang:ddtree_budget{")]
     assert chosen
     assert set(chosen) <= set(BUDGETS)
+    sizes = [re.findall(r'batch_size="(\d+)"', line)[0] for line in found if line.startswith("sglang:ddtree_budget{")]
+    assert len(sizes) == len(set(sizes)), "one answer for each batch size, whatever was chosen before"
     tokens = {kind: line for line in found for kind in ("expected", "measured") if f'kind="{kind}"' in line}
     assert all(1.0 <= float(line.split()[-1]) <= 8.0 for line in tokens.values())
     assert set(tokens) == {"expected", "measured"}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from prometheus_client import REGISTRY
+from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import calibration_report
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.calibration import (
@@ -420,7 +421,8 @@ def test_operators_see_the_exponents() -> None:
     """A log line once they have moved, a gauge for each depth, and what `/server_info` says."""
     calibration, seen = fitted(), Records()
     arguments = SimpleNamespace(enable_metrics=True, served_model_name="tiny", extra_metric_labels=None)
-    tell_of(calibration, arguments, 0)
+    set_global_server_args_for_scheduler(arguments)
+    tell_of(calibration, 0)
     calibration.state[EXPONENTS] = torch.tensor([1.5, 1.25, 1, 1, 1])
     calibration.state[LABELS] = 300.0
     logging.getLogger(calibration_report.__name__).addHandler(seen)

@@ -54,9 +54,8 @@ def auto_of(lanes: Lanes, *, block_size: int, model_runner: Any, draft_runner: A
     publish("ddtree_draft_ms", {str(size): round(time, 4) for size, time in draft.items()})
     if group.rank_in_group != 0:
         return Auto(chooser, None, group)
-    arguments = model_runner.server_args
-    metrics = Metrics(labels_of(arguments, tp_rank=group.rank_in_group)) if arguments.enable_metrics else None
-    report = Report(chooser, metrics)
+    labels = labels_of(group.rank_in_group)
+    report = Report(chooser, None if labels is None else Metrics(labels))
     publish("ddtree_plan", lambda: {str(bucket): str(chooser.best(bucket)) for bucket in chooser.times.buckets})
     logger.info(
         "DDTREE auto chooses among %s for batches of up to %s; %d graphs were timed.",

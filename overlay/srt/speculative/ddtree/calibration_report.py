@@ -20,17 +20,15 @@ _EVERY, _LATER = 512, 64
 _LOG_EVERY, _MOVED = 60.0, 0.1
 
 
-def tell_of(calibration: Calibration, server_args: Any, rank: int) -> None:
+def tell_of(calibration: Calibration, rank: int) -> None:
     """Let operators see a calibration.
 
     Args:
-        server_args: The target's.
         rank: In the tensor-parallel group; the first one logs and counts for all.
     """
     publish("ddtree_calibration", calibration.report)
     if rank == 0 and calibration.is_fitted:
-        labels = labels_of(server_args, tp_rank=rank) if server_args.enable_metrics else None
-        calibration.told = CalibrationReport(calibration, labels).step
+        calibration.told = CalibrationReport(calibration, labels_of(rank)).step
 
 
 class CalibrationReport:

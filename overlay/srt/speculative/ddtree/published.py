@@ -18,3 +18,17 @@ def schedule() -> Any:
     from sglang.srt.server_args import get_global_server_args
 
     return get_global_server_args()
+
+
+def serving() -> Any:
+    """The arguments about what is served under which name, once they are complete."""
+    from sglang.srt.server_args import get_global_server_args
+
+    return get_global_server_args()
+
+
+def observability() -> Any:
+    """The arguments about logs and metrics, once they are complete."""
+    from sglang.srt.server_args import get_global_server_args
+
+    return get_global_server_args()

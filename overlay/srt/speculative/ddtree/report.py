@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang.srt.speculative.ddtree.choice import Chooser, Step
+from sglang.srt.speculative.ddtree.published import observability, serving
 from sglang.srt.speculative.ddtree.round_times import Choice
 
 
@@ -36,7 +37,8 @@ class Metrics:
     """Gauges and counters beside SGLang's own, with its labels.
 
     SGLang runs Prometheus with a process for each rank, so `prometheus_client` may be imported only once the variable
-    that names its folder is set: in a worker it is.
+    that names its folder is set: in a worker it is. A series cannot be taken back there, so that no label may say what
+    changes: a choice that is no more would be shown for ever.
 
     Args:
         labels: SGLang's labels of this process.
@@ -54,7 +56,13 @@ class Metrics:
         self._budget = Gauge(
             "sglang:ddtree_budget",
             "Draft nodes that batches of up to so many requests are verified with; 0 where nothing is drafted.",
-            [*names, "batch_size", "shape"],
+            [*names, "batch_size"],
+            multiprocess_mode="mostrecent",
+        )
+        self._chain = Gauge(
+            "sglang:ddtree_chain",
+            "1 where those nodes are DFLASH's chain, 0 where they are a tree.",
+            [*names, "batch_size"],
             multiprocess_mode="mostrecent",
         )
         self._tokens = Gauge(
@@ -65,12 +73,11 @@ class Metrics:
         )
         self._milliseconds = Gauge(
             "sglang:ddtree_round_milliseconds",
-            "What a round is expected to take, of the batch size that ran last.",
-            [*names, "budget"],
+            "What a round of batches of up to so many requests is expected to take.",
+            [*names, "batch_size", "budget"],
             multiprocess_mode="mostrecent",
         )
         self._counted: Counter[Choice] = Counter()
-        self._shapes: dict[int, str] = {}
 
     def set_rounds(self, ran: Mapping[Choice, int]) -> None:
         """Bring the counters of rounds up to date."""
@@ -81,11 +88,8 @@ class Metrics:
     def set_plan(self, plan: Mapping[int, Choice]) -> None:
         """What each bucket is verified with."""
         for bucket, choice in plan.items():
-            before = self._shapes.get(bucket)
-            if before not in {None, choice.shape}:
-                self._budget.remove(*self._labels.values(), str(bucket), before)
-            self._shapes[bucket] = choice.shape
-            self._budget.labels(**self._labels, batch_size=str(bucket), shape=choice.shape).set(choice.width - 1)
+            self._budget.labels(**self._labels, batch_size=str(bucket)).set(choice.width - 1)
+            self._chain.labels(**self._labels, batch_size=str(bucket)).set(choice.shape == "chain")
 
     def set_tokens(self, *, expected: float, measured: float | None) -> None:
         """Tokens a request and round."""
@@ -93,20 +97,23 @@ class Metrics:
         if measured is not None:
             self._tokens.labels(**self._labels, kind="measured").set(measured)
 
-    def set_times(self, table: Sequence[tuple[Choice, float, float]]) -> None:
-        """Milliseconds a round, from `Chooser.table`."""
+    def set_times(self, bucket: int, table: Sequence[tuple[Choice, float, float]]) -> None:
+        """Milliseconds a round in a bucket, from `Chooser.table`."""
         for choice, _, milliseconds in table:
-            self._milliseconds.labels(**self._labels, budget=str(choice)).set(milliseconds)
+            labels = {**self._labels, "batch_size": str(bucket), "budget": str(choice)}
+            self._milliseconds.labels(**labels).set(milliseconds)
 
 
-def labels_of(server_args: Any, *, tp_rank: int) -> dict[str, Any]:
-    """The labels that SGLang's scheduler puts on its own metrics."""
+def labels_of(tp_rank: int) -> dict[str, str] | None:
+    """The labels that SGLang's scheduler puts on its own metrics; None without `--enable-metrics`."""
+    if not observability().enable_metrics:
+        return None
     labels = {
-        "model_name": server_args.served_model_name,
+        "model_name": serving().served_model_name,
         "engine_type": "unified",
         "tp_rank": tp_rank,
         "pp_rank": 0,
-        **(server_args.extra_metric_labels or {}),
+        **(observability().extra_metric_labels or {}),
     }
     return {name: str(value) for name, value in labels.items()}
 
@@ -168,5 +175,5 @@ class Report:
         table = self._chooser.table(bucket)
         expected = next(tokens for choice, tokens, _ in table if choice == best)
         metrics.set_tokens(expected=expected, measured=self._tokens / self._requests if self._requests else None)
-        metrics.set_times(table)
+        metrics.set_times(bucket, table)
         self._tokens, self._requests = 0.0, 0

@@ -18,3 +18,17 @@ def schedule() -> Any:
     from sglang.srt.runtime_context import get_schedule
 
     return get_schedule()
+
+
+def serving() -> Any:
+    """The arguments about what is served under which name, once they are complete."""
+    from sglang.srt.runtime_context import get_serving
+
+    return get_serving()
+
+
+def observability() -> Any:
+    """The arguments about logs and metrics, once they are complete."""
+    from sglang.srt.runtime_context import get_observability
+
+    return get_observability()

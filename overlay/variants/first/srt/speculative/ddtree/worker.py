@@ -87,7 +87,7 @@ class DDTreeWorker(DFlashWorker):
         self._draft_head = DraftHead.of(self.model_runner.model, get_tp_group())
         wanted = str(server_args.speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, int(self.block_size) - 1, self.model_runner.device)
-        tell_of(self._calibration, server_args, self.tp_rank)
+        tell_of(self._calibration, self.tp_rank)
         self._lanes = Lanes(self.model_runner, self.draft_model_runner)
         self._lanes.capture()
         self._choosing = Choosing(self._lanes, server_args)

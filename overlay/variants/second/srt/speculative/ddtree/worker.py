@@ -84,7 +84,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._captured_head: CapturedHead | None = None
         wanted = str(spec().speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, draft_width() - 1, self.model_runner.device)
-        tell_of(self._calibration, self.model_runner.server_args, get_tp_group().rank_in_group)
+        tell_of(self._calibration, get_tp_group().rank_in_group)
         self._draft_kv_graphs: DraftKVGraphs | None = None
         self._is_recurrent = is_recurrent(self.model_runner)
         self._is_first_rank = get_tp_group().rank_in_group == 0
