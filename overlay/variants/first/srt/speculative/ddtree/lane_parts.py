@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.speculative.ddtree.lane_width import only_width
+from sglang.srt.speculative.ddtree.shared_logits import shared_logits
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 
@@ -18,7 +19,7 @@ RUNNER = "graph_runner"
 def capture_graphs(model_runner: Any, backend: Any, width: int) -> Any:
     """The target's decode graphs for one verify width, by the class that SGLang chose for its own."""
     runner = type(getattr(model_runner, RUNNER))
-    with only_width(model_runner, width), _decoding(model_runner, plainly=width == 1):
+    with only_width(model_runner, width), _decoding(model_runner, plainly=width == 1), shared_logits():
         return runner(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
 
 
