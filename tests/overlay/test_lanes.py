@@ -18,6 +18,7 @@ from sglang.srt.speculative.ddtree.choosing import Choosing, check_wish, overrid
 from sglang.srt.speculative.ddtree.lane_parts import replay_of
 from sglang.srt.speculative.ddtree.lanes import Lane, Lanes, lend_buffers
 from sglang.srt.speculative.ddtree.memory import graph_tensors, held_once, lane_memory
+from sglang.srt.speculative.ddtree.promised import promised_bytes
 
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 40, 48]
@@ -135,6 +136,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch, free: int) -> SimpleNamespace:
     """A target of 1 MiB a node on a GPU with so many bytes free."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(lane_sizes, "free_bytes", lambda: free)
+    monkeypatch.setattr(lane_sizes, "promised_bytes", lambda _: 0)
     node = lane_bytes.NodeBytes(buffers=2**20, logits=0, work=0, hidden=0, request=0)
     monkeypatch.setattr(lane_bytes.NodeBytes, "of", lambda _: node)
     monkeypatch.setattr(lane_sizes, "get_tp_group", lambda: SimpleNamespace(world_size=1, rank_in_group=0))
@@ -151,6 +153,17 @@ def test_a_wide_lane_gets_the_batches_that_half_of_the_free_memory_holds(
     assert lane_sizes.lane_batch_sizes(runner, SIZES, 257)[-1] == 7  # 2048 nodes
     monkeypatch.setattr(lane_sizes, "free_bytes", lambda: 0)
     assert lane_sizes.lane_batch_sizes(runner, SIZES, 9) == SIZES
+
+
+def test_the_drafters_pool_is_not_free(monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace):
+    """The first worker captures the target's graphs before it loads the drafter, for whose pool room was left."""
+    published.speculative_ddtree_budgets = "8,256"
+    runner = on_a_gpu(monkeypatch, 4 * 2**30)
+    kv = [torch.empty((2**20, 128), dtype=torch.uint8, device="meta") for _ in range(8)]  # 1 GiB a side
+    runner.token_to_kv_pool, runner.dflash_draft_num_layers = SimpleNamespace(k_buffer=kv, v_buffer=kv), 4
+    monkeypatch.setattr(lane_sizes, "promised_bytes", promised_bytes)
+
+    assert lane_sizes.lane_batch_sizes(runner, SIZES, 257)[-1] == 5  # half of 4 - 1 GiB: 1536 nodes
 
 
 def test_a_lane_that_does_not_hold_one_request_is_refused_with_what_does(

@@ -15,6 +15,7 @@ from sglang.srt.speculative.ddtree.budgets import are_default, budgets, is_auto
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.graph_memory import free_bytes
 from sglang.srt.speculative.ddtree.lane_bytes import NodeBytes, lanes_bytes
+from sglang.srt.speculative.ddtree.promised import promised_bytes
 from sglang.srt.speculative.ddtree.published import spec
 
 
@@ -50,7 +51,8 @@ def lane_batch_sizes(model_runner: Any, batch_sizes: list[int], width: int) -> l
     most = _most_nodes(model_runner, batch_sizes)
     kept = _sizes_within(most, model_runner, batch_sizes, width)
     if not kept:
-        alone = int(_SHARE * free_bytes() // NodeBytes.of(model_runner).alone) - 1
+        free = free_bytes() - promised_bytes(model_runner)
+        alone = max(0, int(_SHARE * free // NodeBytes.of(model_runner).alone) - 1)
         raise ValueError(
             f"DDTREE: CUDA graphs of a budget of {width - 1} do not fit: half of the free memory holds steps of {most} "
             f"nodes in all lanes. Name budgets without it with --speculative-ddtree-budgets (at most {alone} fits "
@@ -94,7 +96,7 @@ def _most_nodes(model_runner: Any, batch_sizes: list[int]) -> int:
 
 def _fitting_nodes(model_runner: Any, batch_sizes: list[int], most: int) -> int:
     """Nodes of a step, at most so many, for which all lanes fit into the memory share of the rank that has least."""
-    node, free = NodeBytes.of(model_runner), free_bytes()
+    node, free = NodeBytes.of(model_runner), free_bytes() - promised_bytes(model_runner)
     widths = [budget + 1 for budget in reversed(budgets(spec()))]
 
     def needed(nodes: int) -> int:
