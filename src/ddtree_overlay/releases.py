@@ -29,7 +29,7 @@ from ddtree_overlay.edits.internal_state import INTERNAL_STATE, INTERNAL_STATE_A
 from ddtree_overlay.edits.kv_cache_configurator import KV_CACHE_CONFIGURATOR
 from ddtree_overlay.edits.kv_cache_mixin import KV_CACHE_MIXIN, KV_CACHE_MIXIN_COUNTED, KV_CACHE_MIXIN_STATES
 from ddtree_overlay.edits.model_runner import MODEL_RUNNER, MODEL_RUNNER_SECOND, MODEL_RUNNER_SHARED
-from ddtree_overlay.edits.schedule_batch import SCHEDULE_BATCH
+from ddtree_overlay.edits.schedule_batch import FINISH_STATE, SCHEDULE_BATCH
 from ddtree_overlay.edits.scheduler import SCHEDULER
 from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_WITHOUT_HANDLING
 from ddtree_overlay.edits.server_args_second import (
@@ -180,6 +180,7 @@ _RUNTIME_14 = (
     ALLOCATION_SIZING_COMMON,
     TP_WORKER,
     BASE_CUDA_GRAPH_RUNNER_PER_BS,
+    FINISH_STATE,
 )
 _RUNTIME_15 = _changed(_RUNTIME_14, {DFLASH_WORKER_V2_FIRST: DFLASH_WORKER_V2_PLAIN})
 _RUNTIME_16 = _changed(

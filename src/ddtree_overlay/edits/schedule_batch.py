@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""srt/managers/schedule_batch.py: what one decode step may allocate."""
+"""srt/managers/schedule_batch.py: what one decode step may allocate, and where within a step a request ends."""
 
 from __future__ import annotations
 
-from ddtree_overlay.edits.anchors import After
+from ddtree_overlay.edits.anchors import After, AtStart
 from ddtree_overlay.edits.base import Edit, Example, insert_statements
 
 
@@ -43,4 +43,46 @@ if server_args.speculative_algorithm == "DDTREE":
         ),
     ),
     examples=(EXAMPLE,),
+)
+
+FINISH_STATE_EXAMPLE = Example(
+    before="""\
+class Req:
+    def update_finish_state(self, new_accepted_len=1):
+        if self.finished():
+            return
+""",
+    after="""\
+class Req:
+    def update_finish_state(self, new_accepted_len=1):
+        if new_accepted_len > 1:
+            from sglang.srt.speculative.ddtree.ending import look_at_each_token
+
+            if look_at_each_token(self, new_accepted_len):
+                return
+        if self.finished():
+            return
+""",
+)
+
+#: For the releases of the second worker, in which the scheduler looks at all tokens of a step at once.
+FINISH_STATE = Edit(
+    path=SCHEDULE_BATCH.path,
+    summary="End a request at the token at which plain decoding ends it, wherever in a step that is.",
+    insertions=(
+        insert_statements(
+            "Req.update_finish_state",
+            AtStart(),
+            """\
+if new_accepted_len > 1:
+    from sglang.srt.speculative.ddtree.ending import look_at_each_token
+
+    if look_at_each_token(self, new_accepted_len):
+        return
+""",
+            reason="One look at all tokens of a step takes the wrong one of several ends, or the limit for a stop "
+            "before it; what comes after the stop would be emitted.",
+        ),
+    ),
+    examples=(FINISH_STATE_EXAMPLE,),
 )

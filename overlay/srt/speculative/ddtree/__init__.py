@@ -47,6 +47,7 @@
     grammar       the second worker: what each node's next token may be
     room          the second worker: slots, columns and lengths for what is reserved ahead
     requests      the second worker: requests that a tree does not serve
+    ending        the second worker: where within a step a request ends
     settings      how arguments are read and set while SGLang completes them
     published     the arguments of this process, once they are complete
     proven        what was seen to agree with plain decoding (one variant a generation)
