@@ -205,7 +205,8 @@ _LAID_17 = (*_LAID_16, "0.5.17")
 _LAID_18 = (*_LAID_17, "0.5.18")
 _LAID_19 = (*_LAID_18, "0.5.19")
 _LAID_20 = (*_LAID_19, "0.5.20")
-_LAID_22 = (*_LAID_20, "0.5.22")
+_LAID_21 = (*_LAID_20, "0.5.21")
+_LAID_22 = (*_LAID_21, "0.5.22")
 
 RELEASES = (
     Release("0.5.11", (*_FIRST, INTERNAL_STATE), sites="0.5.11", variants=_LAID_11),
@@ -219,7 +220,7 @@ RELEASES = (
     Release("0.5.18", (*_SECOND_18, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.18", variants=_LAID_18),
     Release("0.5.19", (*_SECOND_19, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.19", variants=_LAID_19),
     Release("0.5.20", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.20", variants=_LAID_20),
-    Release("0.5.21", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.21", variants=_LAID_20),
+    Release("0.5.21", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.21", variants=_LAID_21),
     Release("0.5.22", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE_APART), sites="0.5.22", variants=_LAID_22),
     Release("0.5.23", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE_APART), sites="0.5.23", variants=_LAID_22),
 )

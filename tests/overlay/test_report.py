@@ -11,7 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 from sglang.srt.server_args import set_global_server_args_for_scheduler
-from sglang.srt.speculative.ddtree.report import labels_of
+from sglang.srt.speculative.ddtree import report
+from sglang.srt.speculative.ddtree.report import labels_of, name_replica
 
 
 #: A worker process: what it is told, one plan after the other.
@@ -86,3 +87,16 @@ def test_without_metrics_there_are_no_labels(*, enabled: bool):
     """And `prometheus_client` is not imported."""
     set_global_server_args_for_scheduler(arguments(enable_metrics=enabled))
     assert (labels_of(0) is not None) == enabled
+
+
+def test_replicas_label_what_they_report(monkeypatch: pytest.MonkeyPatch):
+    """All replicas of `--dp-size` report to one place (vllm#24049)."""
+    monkeypatch.setattr(report, "_REPLICA", {})
+    monkeypatch.setattr(report, "replica_of", lambda worker: worker)
+    set_global_server_args_for_scheduler(arguments())
+    name_replica(None)
+    alone = labels_of(0)
+    name_replica(1)
+
+    assert labels_of(0) == {**(alone or {}), "dp_rank": "1"}
+    assert "dp_rank" not in (alone or {})

@@ -18,6 +18,7 @@
     report        log, metrics and `/server_info`
     plain_step    the first worker: a step that drafts nothing, by the names of this release; `plain_forward`: its
                   forward
+    replica       which data-parallel replica a process serves, for the labels of metrics
     ready         the line in the log at the end of a start
     memory        what each budget costs, told at a start
     graph_memory  bytes of a node's graph buffers, and bytes that are free
@@ -48,6 +49,7 @@
     room          the second worker: slots, columns and lengths for what is reserved ahead
     requests      the second worker: requests that a tree does not serve
     ending        the second worker: where within a step a request ends
+    drafter_weights  the second worker: what a weight update leaves alone
     settings      how arguments are read and set while SGLang completes them
     published     the arguments of this process, once they are complete
     proven        what was seen to agree with plain decoding (one variant a generation)

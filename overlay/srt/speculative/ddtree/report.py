@@ -11,6 +11,7 @@ from typing import Any
 
 from sglang.srt.speculative.ddtree.choice import Chooser, Step
 from sglang.srt.speculative.ddtree.published import observability, serving
+from sglang.srt.speculative.ddtree.replica import replica_of
 from sglang.srt.speculative.ddtree.round_times import Choice
 
 
@@ -21,6 +22,8 @@ _METRICS_EVERY, _LOG_EVERY = 1.0, 10.0
 
 #: What `/server_info` says, filled in by the worker of this process.
 _STATE: dict[str, Any] = {}
+#: Labels of the data-parallel replica that this process serves.
+_REPLICA: dict[str, Any] = {}
 
 
 def server_state() -> dict[str, Any]:
@@ -104,6 +107,16 @@ class Metrics:
             self._milliseconds.labels(**labels).set(milliseconds)
 
 
+def name_replica(worker: Any) -> None:
+    """Find out which data-parallel replica this process serves, before anything asks for labels.
+
+    All replicas report to one place, where one's numbers would else be taken for another's.
+    """
+    rank = replica_of(worker)
+    if rank is not None:
+        _REPLICA["dp_rank"] = rank
+
+
 def labels_of(tp_rank: int) -> dict[str, str] | None:
     """The labels that SGLang's scheduler puts on its own metrics; None without `--enable-metrics`."""
     if not observability().enable_metrics:
@@ -113,6 +126,7 @@ def labels_of(tp_rank: int) -> dict[str, str] | None:
         "engine_type": "unified",
         "tp_rank": tp_rank,
         "pp_rank": 0,
+        **_REPLICA,
         **(observability().extra_metric_labels or {}),
     }
     return {name: str(value) for name, value in labels.items()}

@@ -33,6 +33,7 @@ from sglang.srt.speculative.ddtree.plain_step import BONUS, no_drafts
 from sglang.srt.speculative.ddtree.ready import log_ready
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.recurrent_commit import commit_recurrent_state
+from sglang.srt.speculative.ddtree.report import name_replica
 from sglang.srt.speculative.ddtree.request_length import SPARE_INPUT, longest_request
 from sglang.srt.speculative.ddtree.step_mask import StepMask
 from sglang.srt.speculative.ddtree.target_backend import check_target
@@ -87,6 +88,7 @@ class DDTreeWorker(DFlashWorker):
         self._draft_head = DraftHead.of(self.model_runner.model, get_tp_group())
         wanted = str(server_args.speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, int(self.block_size) - 1, self.model_runner.device)
+        name_replica(self)
         tell_of(self._calibration, self.tp_rank)
         self._lanes = Lanes(self.model_runner, self.draft_model_runner)
         self._lanes.capture()

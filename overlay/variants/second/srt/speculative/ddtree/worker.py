@@ -29,6 +29,7 @@ from sglang.srt.speculative.ddtree.draft_head import Choices, DraftHead
 from sglang.srt.speculative.ddtree.draft_kv_graphs import DraftKVGraphs, capture_draft_kv
 from sglang.srt.speculative.ddtree.draft_scope import draft_scope
 from sglang.srt.speculative.ddtree.draft_state import next_draft_input
+from sglang.srt.speculative.ddtree.drafter_weights import DrafterWeights
 from sglang.srt.speculative.ddtree.gates import check_model_runner
 from sglang.srt.speculative.ddtree.grammar import node_grammar
 from sglang.srt.speculative.ddtree.kv_move import movable_pool, move_to_front
@@ -38,6 +39,7 @@ from sglang.srt.speculative.ddtree.penalties import root_penalties
 from sglang.srt.speculative.ddtree.published import spec
 from sglang.srt.speculative.ddtree.ready import log_ready
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
+from sglang.srt.speculative.ddtree.report import name_replica
 from sglang.srt.speculative.ddtree.reserved import reserved_lens
 from sglang.srt.speculative.ddtree.slots import verify_slots
 from sglang.srt.speculative.ddtree.step_mask import StepMask
@@ -65,12 +67,11 @@ def create_ddtree_worker() -> type[DDTreeWorker]:
     return DDTreeWorker
 
 
-class DDTreeWorker(DFlashWorkerV2):
+class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
     """Drafts a block with DFlash, verifies a tree of it.
 
     Args:
-        server_args: The target's arguments. The DFLASH worker and its draft runner are built where the only width is
-            the block.
+        server_args: The target's. The DFLASH worker and its draft runner are built where the block is the only width.
     """
 
     def __init__(self, *, server_args: ServerArgs, target_worker: TpModelWorker, **kwargs: Any) -> None:
@@ -84,6 +85,7 @@ class DDTreeWorker(DFlashWorkerV2):
         self._captured_head: CapturedHead | None = None
         wanted = str(spec().speculative_ddtree_calibration)
         self._calibration = Calibration.of(wanted, draft_width() - 1, self.model_runner.device)
+        name_replica(self)
         tell_of(self._calibration, get_tp_group().rank_in_group)
         self._draft_kv_graphs: DraftKVGraphs | None = None
         self._is_recurrent = is_recurrent(self.model_runner)
