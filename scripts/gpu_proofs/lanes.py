@@ -81,7 +81,7 @@ def report_widths(part: Part, arm: Arm, wanted: set[int]) -> None:
 
 
 def report_starts(part: Part, arms: dict[str, Arm]) -> None:
-    """How long starts take, and what they say of each lane; facts, not checks."""
+    """How long starts take, and what they say of each lane: facts; and that no kernel was compiled after a start."""
     for name, arm in arms.items():
         result = arm.result()
         if not result:
@@ -91,5 +91,9 @@ def report_starts(part: Part, arms: dict[str, Arm]) -> None:
         table = re.search(r"what each budget costs.*?(?=\n\[)", log, re.DOTALL)
         part.facts[f"start, {name}"] = {"seconds": result["start_s"], "captured": captured}
         part.machine.say(f"         {part.name}: {name}: started in {result['start_s']:.1f} s")
+        compiled, late = (
+            re.findall(pattern, log) for pattern in (r"\d+ variants of kernels .*", r"compiling (\w+) while serving")
+        )
+        part.check(f"{name}: no kernel is compiled while serving", not late, ", ".join([*late, *compiled]))
         for line in [*captured, *(table.group(0).splitlines() if table else [])]:
             part.machine.say(f"           {line}")
