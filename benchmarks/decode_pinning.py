@@ -16,7 +16,7 @@ from pathlib import Path
 TITLES = {"sglang::scheduler": "scheduler", "sglang::detokenizer": "detokenizer"}
 #: In this order roles get cores; the scheduler, whose threads of PyTorch work beside the one that launches, up to MOST.
 ROLES = ("scheduler", "client", "detokenizer", "benchmark")
-LEAST, MOST = 3, 4
+LEAST, MOST = 2, 4
 
 
 def layout(cores: list[list[int]]) -> dict[str, list[int]]:

@@ -41,4 +41,11 @@ def test_a_run_measures_every_arm_and_says_what_they_did(sites: Sites, tmp_path:
     }
     assert all(row["chosen"] for row in result["figures"]["auto"])
     assert (tmp_path / "run-logs/ddtree.log").read_text().count("DDTREE") > 3
+    if "pinning" in result:  # what the kernel says of every thread, on a machine with more than one core
+        plan, found = (result["pinning"][key] for key in ("plan", "found"))
+        for engine in ("plain", "dflash", "ddtree", "uncalibrated"):
+            assert found[engine] == {role: [plan[role]] for role in ("client", "scheduler", "detokenizer")}
+        assert not set(plan["scheduler"]) & {*plan["client"], *plan["detokenizer"], *plan["benchmark"]}
+    else:
+        assert "NOT PINNED" in done.stdout
     assert "auto/DFLASH" in done.stdout.split("not measured")[0]
