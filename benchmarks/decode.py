@@ -42,7 +42,7 @@ import decode_report
 from decode_arms import Bench, engine_arguments, too_large
 from decode_engines import EngineEndedError, Started
 from decode_padding import compare_texts
-from decode_plan import MAIN, sketch
+from decode_plan import sketch
 from decode_rounds import alive, cells_of, rounds, settle, warm_up
 from decode_run import Run
 from decode_site import Padding, compile_site, machine, patched
@@ -75,7 +75,7 @@ def status(run: Run, failure: str) -> int:
     """The exit status of a run."""
     if failure or run.result["failed"]:
         return 1
-    main = [row for row in run.result["figures"]["cells"] if row["arm"] in MAIN]
+    main = [row for row in run.result["figures"]["cells"] if run.plan.is_main(row["arm"])]
     return 3 if not main or any(row["tok_s"]["n"] < run.options.rounds for row in main) else 0
 
 

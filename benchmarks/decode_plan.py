@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long a round of `decode.py` takes, and which arms are in it when the time does not hold all of them.
 
-The main arms are in every round. The others are let in by how near they are to the best of them at their concurrency
-(before anything is measured: the narrow ones first), as long as every round that was asked for can hold them. So what
-could be the best has all rounds, and what is left out, wide trees of many requests as a rule, is far from it.
+The main arms are in every round. The others are let in by how near they are to the best of them at their concurrency,
+as long as every round that was asked for can hold them. Of what was not measured yet those come first whose steps have
+about as many rows as the best ones had on a large GPU. So what could be the best has all rounds, and what is left out
+is far from it: wide trees of many requests, narrow ones of a few.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,10 @@ from decode_arms import Arm, concurrencies
 
 #: In every round, whatever the time.
 MAIN = ("plain", "DFLASH", "DDTREE auto", "DDTREE auto, uncalibrated")
+#: Rows of a step about which trees were fastest on an H200 with an 8B target, whatever the concurrency.
+BEST_ROWS = 128
+#: Rows of a request without a budget of its own, about.
+BLOCK = 16
 #: Seconds beside prefill and decoding that a measurement takes: requests come and go, records are written.
 OVERHEAD = 0.07
 #: Plain decoding is as fast on one prompt as on another, and needs no longer time.
@@ -76,14 +82,18 @@ class Plan:
 
     def total(self, cells: list[Cell], *, main: bool = False) -> float:
         """Seconds of a round of these cells, or of the main arms among them."""
-        return sum(self.cost(*cell) for cell in cells if not main or cell[1].name in MAIN)
+        return sum(self.cost(*cell) for cell in cells if not main or self.is_main(cell[1].name))
+
+    def is_main(self, name: str) -> bool:
+        """Whether an arm is in every round: beside a control also what shows how far processes differ by themselves."""
+        return name in MAIN or (self.options.without_calibration and name.startswith(decode_figures.CHAIN))
 
     def fill(self, cells: list[Cell], worth: dict[tuple[int, str], float], share: float) -> Round:
         """The main arms, and of the others as many as `share` seconds hold, those of most worth first."""
-        kept = {(size, arm.name) for size, arm in cells if arm.name in MAIN}
+        kept = {(size, arm.name) for size, arm in cells if self.is_main(arm.name)}
         total, left_out = self.total(cells, main=True), []
-        others = [cell for cell in cells if cell[1].name not in MAIN]
-        others.sort(key=lambda cell: (-worth.get((cell[0], cell[1].name), 0.0), cell[0] * cell[1].rows(1)))
+        others = [cell for cell in cells if not self.is_main(cell[1].name)]
+        others.sort(key=lambda cell: -worth.get((cell[0], cell[1].name), expected(*cell)))
         for size, arm in others:
             if total + self.cost(size, arm) <= share:
                 total += self.cost(size, arm)
@@ -95,6 +105,11 @@ class Plan:
             if (size, arm.name) in kept:
                 arms.setdefault(size, []).append(arm)
         return Round(arms, total, left_out)
+
+
+def expected(size: int, arm: Arm) -> float:
+    """Of what was not measured: tokens per second over the best tree's, for an order that has to begin somewhere."""
+    return 0.9 - 0.1 * abs(math.log2(size * arm.rows(BLOCK) / BEST_ROWS))
 
 
 def worths(measurements: list[dict[str, Any]]) -> dict[tuple[int, str], float]:

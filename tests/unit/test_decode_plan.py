@@ -26,7 +26,7 @@ ARMS += [Arm(f"DDTREE {budget}", "ddtree", budget) for budget in (8, 32, 128)]
 @pytest.fixture
 def options() -> argparse.Namespace:
     found = {"concurrency": "1,16", "singles": 4, "seconds": 1.0, "prompt_tokens": 100, "tokens": 48, "cpu": False}
-    return argparse.Namespace(**found, rounds=5, limit=500, settle=2)
+    return argparse.Namespace(**found, rounds=5, limit=500, settle=2, without_calibration=False)
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def test_everything_that_fits_is_measured_in_the_order_of_the_arms(plan: decode_
 
 
 def test_the_first_round_may_be_longer_but_leaves_the_main_arms_their_rounds(plan: decode_plan.Plan) -> None:
-    """Six seconds a round of main arms: of 33, the first may have 9; wide trees of many requests are left out."""
+    """Six seconds a round of main arms: of 33, the first may have 9; what is left out has most or fewest rows."""
     chosen = plan.choose(CELLS, [], rounds=5, seconds=33)
     assert chosen.seconds == 9
     assert names(chosen, 16)[:3] == ["plain", "DFLASH", "DDTREE auto"]
-    assert chosen.left_out == ["DDTREE 8 at 16", "DDTREE 32 at 16", "DDTREE 128 at 16"]
+    assert chosen.left_out == ["DDTREE 32 at 16", "DDTREE 8 at 1", "DDTREE 128 at 16"]
 
 
 def test_what_is_near_the_best_gets_the_rounds(plan: decode_plan.Plan) -> None:
@@ -83,6 +83,23 @@ def test_main_arms_are_measured_even_where_the_time_is_too_short(plan: decode_pl
     chosen = plan.choose(CELLS, [], rounds=5, seconds=10)
     assert len(chosen.left_out) == 6
     assert names(chosen, 1) == ["plain", "DFLASH", "DDTREE auto"]
+
+
+def test_what_was_not_measured_has_its_chance_behind_what_is_good(plan: decode_plan.Plan) -> None:
+    """A first round that was too short for all says nothing about the others."""
+    speeds = {"DFLASH": 100, "DDTREE 8": 50, "DDTREE 32": 95, "DDTREE auto": 100}
+    chosen = plan.choose(CELLS, [measurement(arm, 1, speed) for arm, speed in speeds.items()], rounds=4, seconds=36)
+    assert names(chosen, 1)[3:] == ["DDTREE 32", "DDTREE 128"]
+    assert names(chosen, 16)[3:] == ["DDTREE 8"]
+
+
+def test_beside_a_control_chains_are_main_arms(plan: decode_plan.Plan) -> None:
+    """They say how far processes differ, in every round."""
+    chain = Arm("DDTREE chain, uncalibrated", "uncalibrated", "chain")
+    assert not plan.is_main(chain.name)
+    plan.options.without_calibration = True
+    chosen = plan.choose([*CELLS, (1, chain)], [], rounds=5, seconds=0)
+    assert names(chosen, 1) == ["plain", "DFLASH", "DDTREE auto", chain.name]
 
 
 def test_the_guess_is_no_shorter_than_what_was_measured(options: argparse.Namespace) -> None:
