@@ -13,7 +13,11 @@ from safetensors.torch import load_file, save_file
 
 def main(pair: Path, out: Path, count: int) -> None:
     """Copy the pair and cut every tensor that has a row a token."""
-    shutil.copytree(pair, out, dirs_exist_ok=True, copy_function=shutil.copyfile)
+    for source in filter(Path.is_file, pair.rglob("*")):
+        copy = out / source.relative_to(pair)
+        # Not `copytree`: its folders get the modes of the pair's, and nobody may write into those of a shared one.
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
     size = int(json.loads((pair / "target/config.json").read_text())["vocab_size"])
     for config in out.glob("*/config.json"):
         config.write_text(json.dumps({**json.loads(config.read_text()), "vocab_size": size - count}))

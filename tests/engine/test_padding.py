@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,23 @@ def test_a_padded_pair_says_and_accepts_what_the_pair_does(
     small = decode(site, harness.PAIR, algorithm, tmp_path / "small")
     assert outputs(large) == outputs(small)
     assert accept_length(large) == accept_length(small)
+
+
+def test_a_cut_pair_has_fewer_tokens_and_can_be_written_over(tmp_path: Path) -> None:
+    """`gpu_prove ranks` cuts a pair that others share, and whose folders nobody may write to."""
+    pair, out = tmp_path / "pair", tmp_path / "cut"
+    shutil.copytree(harness.PAIR, pair)
+    folders = (pair, pair / "target", pair / "draft")
+    for folder in folders:
+        folder.chmod(0o555)
+    script = harness.PROJECT / "scripts/gpu_proofs/cut_pair.py"
+    try:
+        subprocess.run([harness.ENGINE_PYTHON, script, pair, out, "37"], check=True, timeout=100)
+    finally:
+        for folder in folders:
+            folder.chmod(0o755)
+    for part in ("target", "draft"):
+        size = json.loads((harness.PAIR / part / "config.json").read_text())["vocab_size"]
+        assert json.loads((out / part / "config.json").read_text())["vocab_size"] == size - 37
+        assert (out / part).stat().st_mode & 0o200
+    assert (out / "target/model.safetensors").stat().st_size < (pair / "target/model.safetensors").stat().st_size
