@@ -64,4 +64,7 @@ def test_a_cut_pair_has_fewer_tokens_and_can_be_written_over(tmp_path: Path) -> 
         size = json.loads((harness.PAIR / part / "config.json").read_text())["vocab_size"]
         assert json.loads((out / part / "config.json").read_text())["vocab_size"] == size - 37
         assert (out / part).stat().st_mode & 0o200
+    # SGLang refuses a mask token that its target does not have; the pair's is its last.
+    draft = json.loads((out / "draft/config.json").read_text())
+    assert draft["dflash_config"]["mask_token_id"] == draft["vocab_size"] - 1
     assert (out / "target/model.safetensors").stat().st_size < (pair / "target/model.safetensors").stat().st_size
