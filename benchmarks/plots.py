@@ -97,13 +97,18 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
     axes.axhline(1, color=COLOURS["DFLASH"], lw=1)
     axes.set_xscale("log", base=2)
     ticks = [budget for budget, _ in fixed(result)]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks], fontsize=7)
+    axes.set_xticks(ticks, names_of(ticks), fontsize=7)
     axes.minorticks_off()
     axes.set_xlabel("budget (draft nodes a tree)", loc="left")
     axes.set_ylabel("x DFLASH at the same concurrency")
     axes.set_title("Decoding speed by budget; all rounds, and their range", loc="left", fontsize=10)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(title="concurrency", fontsize=7, title_fontsize=7, ncols=2)
+
+
+def names_of(ticks: list[int]) -> list[str]:
+    """Of ascending ticks; none where two would lie one on the other."""
+    return ["" if at and tick < 1.15 * ticks[at - 1] else str(tick) for at, tick in enumerate(ticks)]
 
 
 def concurrency(axes: Axes, result: dict[str, Any]) -> None:

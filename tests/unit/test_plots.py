@@ -52,3 +52,8 @@ def test_three_pictures_are_drawn(tmp_path: Path, result: Any) -> None:
         picture = (tmp_path / f"run-{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
         assert len(picture) > 8000
+
+
+def test_names_of_budgets_do_not_lie_on_each_other() -> None:
+    """15 and 16 are nearly one place."""
+    assert plots.names_of([2, 8, 15, 16, 32]) == ["2", "8", "15", "", "32"]
