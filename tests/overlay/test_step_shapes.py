@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib.util
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
+from sglang.srt.speculative.ddtree import draft_kv_graphs
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
@@ -109,3 +111,27 @@ def test_mask_of_a_step_past_the_context_fits_its_buffer() -> None:
     assert torch.equal(grown.buffer[: expected.numel()].bool(), expected)
     assert expected.numel() > made.buffer.numel()
     assert room.verify_mask_with_room(None, width) is None
+
+
+@pytest.mark.parametrize(("rank", "lines"), [(0, 1), (1, 0)])
+def test_one_rank_tells_of_the_graphs_of_the_draft_kv(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int, lines: int
+) -> None:
+    """As of those of the lanes."""
+    monkeypatch.setattr(draft_kv_graphs, "get_tp_group", lambda: SimpleNamespace(rank_in_group=rank), raising=False)
+    for name in ("graph_pool_handle", "synchronize", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "graph", lambda *_, **__: nullcontext())
+    worker = SimpleNamespace(
+        draft_model=SimpleNamespace(fc=SimpleNamespace(in_features=4)),
+        model_runner=SimpleNamespace(dtype=torch.float32),
+        _ensure_draft_block_buffers=lambda _: None,
+        _append_target_hidden_to_draft_kv_by_loc=lambda **_: None,
+        _use_fused_kv_materialize=False,
+        _fused_kv_helper=None,
+        _draft_verify_out_cache_loc_buf=torch.zeros((2, 3), dtype=torch.int64),
+        _draft_block_positions_buf=torch.zeros((2, 3), dtype=torch.int64),
+    )
+    with caplog.at_level("INFO"):
+        assert draft_kv_graphs.capture_draft_kv(worker, [1, 2]) is not None
+    assert sum("captured the draft KV of 2 batch sizes" in line for line in caplog.messages) == lines

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from sglang.srt.distributed import get_tp_group
 
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ class DraftKVGraphs:
             workspaces: Tensors that SGLang's function works in. It may replace them by larger ones later; the graphs
                 go on working in these.
         """
-        start, pool = time.perf_counter(), torch.cuda.graph_pool_handle()
+        pool = torch.cuda.graph_pool_handle()
         self._slots.zero_()
         self._positions.zero_()
         for size in sorted(sizes, reverse=True):
@@ -76,9 +77,6 @@ class DraftKVGraphs:
             self._kept.append(workspaces())
         self._sizes = tuple(sorted(sizes))
         self._warm_up()
-        logger.info(
-            "DDTREE: captured the draft KV of %d batch sizes in %.1f s.", len(sizes), time.perf_counter() - start
-        )
 
     def replay(self, hidden_states: torch.Tensor, acceptance: Acceptance, slots: torch.Tensor) -> bool:
         """Write the draft KV of a step; False where no graph can.
@@ -123,6 +121,7 @@ def capture_draft_kv(worker: Any, sizes: Sequence[int]) -> DraftKVGraphs | None:
         return None
     worker._ensure_draft_block_buffers(max(sizes))
     fused = worker._use_fused_kv_materialize, worker._fused_kv_helper
+    start = time.perf_counter()
 
     def append(hidden: torch.Tensor, commit_lens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> None:
         worker._append_target_hidden_to_draft_kv_by_loc(
@@ -153,4 +152,8 @@ def capture_draft_kv(worker: Any, sizes: Sequence[int]) -> DraftKVGraphs | None:
     finally:
         # What cannot be captured can still be launched.
         worker._use_fused_kv_materialize, worker._fused_kv_helper = fused
+    if get_tp_group().rank_in_group == 0:
+        logger.info(
+            "DDTREE: captured the draft KV of %d batch sizes in %.1f s.", len(sizes), time.perf_counter() - start
+        )
     return graphs
