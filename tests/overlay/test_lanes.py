@@ -19,6 +19,7 @@ from sglang.srt.speculative.ddtree.lane_parts import replay_of
 from sglang.srt.speculative.ddtree.lanes import Lane, Lanes, lend_buffers
 from sglang.srt.speculative.ddtree.memory import graph_tensors, held_once, lane_memory
 from sglang.srt.speculative.ddtree.promised import promised_bytes
+from sglang.srt.speculative.ddtree.round_times import Choice
 
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 40, 48]
@@ -388,6 +389,37 @@ def test_a_step_takes_what_is_asked_for_or_what_is_configured(lanes: Lanes, publ
     assert chosen(8, 8) == (9, "tree")
     assert chosen(8, 8, 8) == (41, "tree")
     assert chosen("chain", "chain") == (41, "tree")
+
+
+@pytest.mark.parametrize(
+    ("widths", "planned", "taken"),
+    [
+        ((9, 16, 41), Choice(41), Choice(16)),
+        ((9, 16, 41), Choice(9), Choice(9)),
+        ((9, 16, 41), Choice(16, "chain"), Choice(16, "chain")),
+        ((1, 41), Choice(41), Choice(1, "none")),
+        ((33, 41), Choice(41), Choice(33)),
+    ],
+)
+def test_a_batch_that_no_graph_serves_takes_nothing_wider_than_the_chain(
+    published: SimpleNamespace, widths: tuple[int, ...], planned: Choice, taken: Choice
+):
+    """The plan is one for fewer requests, whose wide trees come out of a graph; nothing is learned of the others."""
+    began: list[int] = []
+    interrupted: list[bool] = []
+    published.speculative_ddtree_budget = "auto"
+    choosing = Choosing(SimpleNamespace(widths=widths, fits=lambda _, count: count <= 4), published)
+    choosing._auto = SimpleNamespace(
+        chooser=SimpleNamespace(choose=lambda _: planned),
+        begin=lambda count: began.append(count) or planned,
+        interrupt=lambda: interrupted.append(True),
+    )
+    mode = SimpleNamespace(is_extend=lambda: False, is_idle=lambda: False)
+    for count in (4, 5):
+        reqs = asks(*[None] * count)
+        choosing.begin(SimpleNamespace(forward_mode=mode, is_extend_in_batch=False, reqs=reqs))
+        assert choosing.choose() == (planned if count == 4 else taken)
+    assert (began, interrupted) == ([4], [True])
 
 
 def test_the_chain_is_a_tree_of_first_choices():

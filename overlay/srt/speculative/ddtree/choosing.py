@@ -73,7 +73,7 @@ class Choosing:
         wished = self._wished(batch.reqs)
         if self._auto is not None:
             if wished is None:
-                wished = self._auto.begin(len(batch.reqs))
+                wished = self._learned(self._auto, len(batch.reqs))
             else:
                 self._auto.interrupt()  # for measuring: `auto` is not to learn from what others chose
         self._choice = wished or self._configured
@@ -105,6 +105,21 @@ class Choosing:
         """The worker has launched the batch to its end."""
         if self._auto is not None:
             self._auto.end()
+
+    def _learned(self, auto: Auto, batch_size: int) -> Choice:
+        """What `auto` chooses; with more requests than any graph serves, nothing wider than the chain.
+
+        No time of such a step was ever measured, and it stands for no batch size that `auto` keeps times of.
+        """
+        planned = auto.chooser.choose(batch_size)
+        if self._lanes.fits(planned.width, batch_size):
+            return auto.begin(batch_size)
+        auto.interrupt()
+        if planned.width <= self._block_size:
+            return planned
+        narrow = [width for width in self._lanes.widths if width <= self._block_size]
+        width = narrow[-1] if narrow else self._lanes.widths[0]
+        return Choice(width, TREE if width > 1 else NONE)
 
     def _wished(self, requests: list[Any]) -> Choice | None:
         """What all requests ask for, unless no graph serves so many of them: a step of any size would be theirs."""
