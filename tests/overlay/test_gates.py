@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
-from sglang.srt.speculative.ddtree import gates
+from sglang.srt.speculative.ddtree import backends, gates
 from sglang.srt.speculative.ddtree.args import extra_draft_columns
 from sglang.srt.speculative.ddtree.held_slots import held_slots
 from sglang.srt.speculative.ddtree.hybrid import hybrid_risk
@@ -91,6 +91,13 @@ def test_plain_attention_model_is_served() -> None:
     sinks = model_config(has_attention_sinks=True)
     gates.check_model_runner(runner(model_config=sinks, kv_cache_dtype=torch.float8_e5m2))
     gates.check_model_runner(runner(server_args=on("fa3", "flashinfer")))
+
+
+def test_a_loaded_target_is_judged_by_the_backend_that_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From SGLang 0.5.19 on the arguments stay as they were written, and whoever writes no backend gets one."""
+    written = server_args(attention_backend=None)
+    monkeypatch.setattr(backends, "reading", lambda given: server_args() if given is written else given)
+    gates.check_model_runner(runner(server_args=written, kv_cache_dtype=torch.float8_e5m2))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang.srt.speculative.ddtree.proven import TREE_ATTENTION_BACKENDS
+from sglang.srt.speculative.ddtree.settings import reading
 
 
 #: The ones of them that were proven with KV stored in 8 bits.
@@ -62,7 +63,7 @@ def check_attention(model_runner: Any) -> None:
         ValueError: Sliding windows, chunked attention, attention sinks with fa3, or 8-bit KV with an unproven backend.
     """
     window, config = model_runner.sliding_window_size, model_runner.model_config
-    backends = backends_of(model_runner.server_args)
+    backends = backends_of(reading(model_runner.server_args))
     if window:
         raise ValueError(
             f"DDTREE does not serve models with sliding-window attention (window {window}): the window would be "

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def reading(server_args: ServerArgs) -> Any:
-    """What to read the arguments from while they are being completed."""
+    """What to read the arguments from, while they are being completed and after."""
     return resolved_view(server_args)
 
 
