@@ -344,9 +344,17 @@ def test_kv_of_a_hybrid_model_moves_although_sglang_cannot_move_it() -> None:
     assert pool.k_buffer[1][slots[0, :4], 0, 0].tolist() == [0, 5, 6, 3]
 
 
-def test_pools_that_keep_kv_elsewhere_are_refused() -> None:
-    """Float4 keeps scales beside the values, and SGLang's own move leaves them behind (sglang#40734)."""
+def test_pools_that_keep_kv_elsewhere_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Float4 keeps scales beside the values, and SGLang's own move leaves them behind (sglang#40734).
+
+    From 0.5.17 on its pool is of the plain class.
+    """
     options = {"head_num": 1, "head_dim": 32, "layer_num": 1, "device": "cpu", "enable_memory_saver": False}
     pool = MHATokenToKVPoolFP4(64, 16, torch.uint8, **options)
     with pytest.raises(ValueError, match=r"it is 16\), and that is not proven for MHATokenToKVPoolFP4.*--page-size 1"):
         kv_move.movable_pool(pool, 16)
+    plain = MHATokenToKVPool(64, 16, torch.bfloat16, **options)
+    assert kv_move.movable_pool(plain) is plain
+    monkeypatch.setattr(MHATokenToKVPool, "is_quantized_kv_cache", True, raising=False)
+    with pytest.raises(ValueError, match="not proven for the scales of a quantised MHATokenToKVPool"):
+        kv_move.movable_pool(plain)

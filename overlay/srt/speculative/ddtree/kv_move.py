@@ -28,10 +28,15 @@ def movable_pool(pool: Any, page_size: int | None = None) -> MHATokenToKVPool:
         ValueError: The pool keeps KV elsewhere too, or in a layout that is not proven.
     """
     inner = pool.full_kv_pool if type(pool) is HybridLinearKVPool else pool
-    layout = getattr(inner, "kv_cache_layout", "nhd")
-    if type(inner) is MHATokenToKVPool and layout == "nhd":
+    layout, what = getattr(inner, "kv_cache_layout", "nhd"), type(inner).__name__
+    # From SGLang 0.5.17 on a quantised pool is of the plain class, with scales in buffers of their own.
+    has_scales = getattr(inner, "is_quantized_kv_cache", False)
+    if type(inner) is MHATokenToKVPool and layout == "nhd" and not has_scales:
         return inner
-    what = type(inner).__name__ if layout == "nhd" else f"the layout {layout} of {type(inner).__name__}"
+    if layout != "nhd":
+        what = f"the layout {layout} of {what}"
+    elif has_scales:
+        what = f"the scales of a quantised {what}"
     when, advice = "", "Use another --kv-cache-dtype if that chose the pool, or --speculative-algorithm DFLASH."
     if page_size is not None:
         when = f" when --page-size is above 1 (it is {page_size})"
