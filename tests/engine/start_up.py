@@ -88,10 +88,26 @@ def registry():
     }
 
 
+def rehearsal():
+    """What the second worker does when the scheduler lets it rehearse a sampled step before the first request."""
+    from types import SimpleNamespace
+
+    from sglang.srt.speculative.ddtree.worker import DDTreeWorker
+
+    if not hasattr(DDTreeWorker, "prewarm_sampling"):
+        return None
+    (module,) = (sys.modules[base.__module__] for base in DDTreeWorker.__mro__ if base.__name__ == "DFlashWorkerV2")
+    module.is_cuda = module.is_dflash_sampling_verify_available = lambda: True
+    try:
+        return DDTreeWorker.prewarm_sampling(SimpleNamespace(model_runner=SimpleNamespace(prewarm_sampling=list)))
+    except AttributeError as error:
+        return str(error)
+
+
 if __name__ == "__main__":
     with open(sys.argv[1]) as source:
         cases = json.load(source)
     results = {name: resolve(case["arguments"], case.get("again")) for name, case in cases.items()}
     with open(sys.argv[2], "w") as target:
-        whole = {"cases": results, "command_line": command_line(), "registry": registry()}
+        whole = {"cases": results, "command_line": command_line(), "registry": registry(), "rehearsal": rehearsal()}
         json.dump({**whole, "reported": reported(cases["default budget"]["arguments"])}, target)

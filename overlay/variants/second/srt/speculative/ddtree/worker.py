@@ -146,12 +146,13 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
         """What SGLang captures behind the draft: the head, with the choices that the widest lane's trees need."""
         _, topk, _ = tree_shape(self._lanes.widths[-1], TREE, self.topk_cap, chain_seed=self.chain_seed)
         self._captured_head = CapturedHead(
-            self._draft_head,
-            block_size=int(self.block_size),
-            topk=topk,
-            exponents=self._calibration.exponents,
+            self._draft_head, block_size=int(self.block_size), topk=topk, exponents=self._calibration.exponents
         )
         return self._captured_head
+
+    def prewarm_sampling(self) -> Any:
+        """Rehearse nothing: from SGLang 0.5.20 on DFLASH runs its sampled verify here, gigabytes that no step needs."""
+        return self.model_runner.prewarm_sampling()
 
     def _defer_target_verify_gather(self) -> None:
         """No verify logits that stay sharded over the vocabulary: the accept walk reads whole rows."""
@@ -292,9 +293,8 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
 
     def _choices(self, draft_hidden: torch.Tensor, topk: int) -> Choices:
         """The drafter's best tokens of each position: out of the draft's CUDA graph, if it was replayed."""
-        if self._captured_head is not None:
-            choices = self._captured_head.choices_of(draft_hidden)
-            if choices is not None:
-                return choices
+        choices = None if self._captured_head is None else self._captured_head.choices_of(draft_hidden)
+        if choices is not None:
+            return choices
         rows = draft_rows(draft_hidden, int(self.block_size))
         return self._draft_head.top_log_probs(rows, topk, self._calibration.exponents)
