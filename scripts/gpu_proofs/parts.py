@@ -110,15 +110,20 @@ def part_pages(part: Part) -> None:
         kinds[kind] = plain, arms
     for kind, (plain, arms) in kinds.items():
         judge(part, plain, arms, "" if kind == "bfloat16" else f", {kind}")
-        results = {name: result for name, arm in arms.items() if name.startswith("DDTREE") and (result := arm.result())}
-        first, *others = results.items()
-        for name, result in others:
-            pairs = [
-                a == b
-                for mine, other in zip(first[1]["calls"], result["calls"], strict=True)
-                for a, b in zip(mine["output_ids"], other["output_ids"], strict=True)
-            ]
-            part.facts[f"{name}: equal to {first[0]}"] = [sum(pairs), len(pairs)]
+        report_pages(part, arms)
+
+
+def report_pages(part: Part, arms: dict[str, Arm]) -> None:
+    """How many outputs of trees with each page size are those of the first one that was run; facts, not checks."""
+    results = {name: result for name, arm in arms.items() if name.startswith("DDTREE") and (result := arm.result())}
+    names = list(results)
+    for name in names[1:]:
+        pairs = [
+            a == b
+            for mine, other in zip(results[names[0]]["calls"], results[name]["calls"], strict=True)
+            for a, b in zip(mine["output_ids"], other["output_ids"], strict=True)
+        ]
+        part.facts[f"{name}: equal to {names[0]}"] = [sum(pairs), len(pairs)]
 
 
 def part_leak(part: Part) -> None:
