@@ -12,13 +12,9 @@ from collections.abc import Sequence
 
 
 #: Steps that an average looks back on at least, and tokens of requests that it looks back on in large batches.
-_LEAST_STEPS, _REQUEST_STEPS = 32, 192
+_LEAST_STEPS, _REQUEST_STEPS = 16, 192
 #: Estimated tokens that weigh as much as "wider estimates are as true as narrower ones".
 _BORROWED = 2.0
-#: Nothing is believed to be estimated further off than this.
-_TRUTH = (0.01, 4.0)
-#: Before anything was seen: what the first width is expected to accept, and what part of it each next one adds.
-_FIRST, _NEXT = 2.0, 0.15
 
 
 class AcceptRates:
@@ -26,8 +22,8 @@ class AcceptRates:
 
     Widths cut the trees into rings: ring i holds the nodes from width i - 1 to width i. A ring has two averages: what
     the drafter expects of it (fresh with every tree that was grown so far, verified or not), and the ratio of accepted
-    to expected tokens (from the steps that verified it, kept while none does). Forgetting is by steps, so a workload
-    that changes is noticed within a few dozen.
+    to expected tokens (from the steps that verified it; while none does, it moves as that of the last verified ring).
+    Forgetting is by steps, so a workload that changes is noticed within a few dozen.
 
     Args:
         widths: Widths of verified trees, ascending, root included.
@@ -69,6 +65,8 @@ class AcceptRates:
                 where the tree was no narrower than the chain.
         """
         keep = self._keep(requests)
+        verified = sum(ring_width <= width for ring_width in self.widths)
+        before = self._truths()
         for ring, ring_width in enumerate(self.widths[: len(expected)]):
             believed = max(0.0, expected[ring] - (expected[ring - 1] if ring else 0.0))
             self._expected[ring] = keep * self._expected[ring] + believed
@@ -77,6 +75,9 @@ class AcceptRates:
                 gained = max(0.0, accepted[ring] - (accepted[ring - 1] if ring else 0.0))
                 self._accepted[ring] = keep * self._accepted[ring] + gained
                 self._believed[ring] = keep * self._believed[ring] + believed
+        # What was not verified is as true as it was beside what was: a text that got harder, or easier, is so for all.
+        for ring in range(verified, len(self.widths)) if verified else ():
+            self._accepted[ring] *= self._truths()[verified - 1] / before[verified - 1]
         if width >= self.chain_width and self.chain_width in self.widths:
             beside = accepted[self.widths.index(self.chain_width)]
             self._chain, self._beside = keep * self._chain + chain_accepted, keep * self._beside + beside
@@ -116,19 +117,22 @@ class AcceptRates:
         borrowed = 4.0 * _BORROWED
         return (self._chain + 0.9 * borrowed) / (self._beside + borrowed)
 
+    def _truths(self) -> list[float]:
+        """Accepted tokens over expected ones, ring by ring."""
+        truth, found = 1.0, []
+        for accepted, believed in zip(self._accepted, self._believed, strict=True):
+            truth = (accepted + _BORROWED * truth) / (believed + _BORROWED)
+            found.append(truth)
+        return found
+
     def _tree(self, width: int) -> float:
         """Draft tokens that a tree of a width is expected to accept; between two widths, in proportion."""
-        total, truth, last, below = 0.0, 1.0, _FIRST, 1
-        for ring, ring_width in enumerate(self.widths):
-            truth = (self._accepted[ring] + _BORROWED * truth) / (self._believed[ring] + _BORROWED)
-            truth = min(max(truth, _TRUTH[0]), _TRUTH[1])
-            if self._seen[ring]:
-                last = self._expected[ring] / self._seen[ring]
-            elif ring:
-                last *= _NEXT
+        total, below = 0.0, 1
+        for ring, (ring_width, truth) in enumerate(zip(self.widths, self._truths(), strict=True)):
+            gain = truth * self._expected[ring] / self._seen[ring] if self._seen[ring] else 0.0
             if ring_width > width:
-                return total + truth * last * (width - below) / (ring_width - below)
-            total, below = total + truth * last, ring_width
+                return total + gain * (width - below) / (ring_width - below)
+            total, below = total + gain, ring_width
             if ring_width == width:
                 break
         return total

@@ -12,20 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from sglang.srt.speculative.ddtree.accept_rates import AcceptRates
-from sglang.srt.speculative.ddtree.round_times import Choice, RoundTimes
+from sglang.srt.speculative.ddtree.round_times import DOUBT, Choice, RoundTimes
 
 
-#: Decode steps that a plan holds for: while there is something to find out, and when nothing has changed for so many
-#: periods.
-PERIOD, LONG_PERIOD, _SETTLED = 8, 24, 12
-#: A choice replaces another one that is in use if it promises so much more.
+#: Decode steps that a plan holds for; the first plans hold for fewer, from this many on.
+PERIOD, _FIRST_PERIOD = 8, 2
+#: A choice replaces the one in use, or is looked at, if it promises so much more.
 _ADVANTAGE = 1.012
-#: Part of a bucket's time that may be lost to looking at choices that seem worse.
-_LOOKING = 0.012
-#: Of that, the part that one choice may cost: one that is known, and one that was hardly measured yet.
-_AGAIN, _FIRST = 0.25, 0.6
-#: A choice is not looked at again before so many periods.
-_REST = 6
+#: Relative doubt about a choice that a round of others adds.
+_AGING = 1 / 8000
 
 
 @dataclass(frozen=True)
@@ -84,13 +79,10 @@ class Chooser:
         self._best = {bucket: self._start(bucket) for bucket in self.times.buckets}
         self.plan = dict(self._best)
         #: Steps that the plan holds for.
-        self.period = PERIOD
+        self.period = _FIRST_PERIOD
         self._active: set[int] = set()
         self._turn = 0
-        self._periods, self._changed = 0, 0
-        #: Milliseconds that looks may cost by now, by bucket, and milliseconds since a choice was looked at in one.
-        self._saved: dict[int, float] = defaultdict(float)
-        self._waited: dict[tuple[int, Choice], float] = defaultdict(float)
+        self._is_planned = False
 
     def choose(self, batch_size: int) -> Choice:
         """The plan's choice for a batch."""
@@ -120,16 +112,16 @@ class Chooser:
         The buckets that were in use are planned anew, and one other after the other; all of them the first time that
         there is anything to plan from.
         """
+        self.period = min(PERIOD, self.period + 1)
         if self.rates.is_blank:
             return
-        first, self._periods = self._periods == 0, self._periods + 1
         self._turn = (self._turn + 1) % len(self.times.buckets)
-        due = set(self.times.buckets) if first else self._active | {self.times.buckets[self._turn]}
+        due = self._active | {self.times.buckets[self._turn]} if self._is_planned else set(self.times.buckets)
+        self._is_planned = True
         emitted = {choice: self.rates.emitted(*choice) for choice in self.choices}
-        looking = [self._replan_bucket(bucket, emitted) for bucket in sorted(due)]
+        for bucket in sorted(due):
+            self._replan_bucket(bucket, emitted)
         self._active.clear()
-        settled = self._periods - self._changed > _SETTLED and not any(looking)
-        self.period = LONG_PERIOD if settled else PERIOD
 
     def best(self, bucket: int) -> Choice:
         """What a bucket is verified with while nothing else is looked at."""
@@ -154,49 +146,34 @@ class Chooser:
         narrow = [c for c in trees if c.width <= self.rates.chain_width]
         return max(narrow) if narrow else min(trees)
 
-    def _replan_bucket(self, bucket: int, emitted: Mapping[Choice, float]) -> bool:
-        """Plan one bucket; whether the plan is to look at a choice there."""
-        times = {choice: self.times.expected(bucket, choice) for choice in self._allowed[bucket]}
-        rates = {choice: emitted[choice] / time for choice, time in times.items()}
+    def _replan_bucket(self, bucket: int, emitted: Mapping[Choice, float]) -> None:
+        """Plan one bucket: the best choice for all that is known, or one to look at."""
+        rates = {choice: emitted[choice] / self.times.expected(bucket, choice) for choice in self._allowed[bucket]}
         best = max(rates, key=lambda choice: (rates[choice], -choice.width))
         if rates[best] > _ADVANTAGE * rates[self._best[bucket]]:
-            self._best[bucket], self._changed = best, self._periods
-        chosen = self._best[bucket]
-        looked_at = self._look(bucket, chosen, emitted, times) if bucket in self._active else None
-        self.plan[bucket] = looked_at or chosen
-        return looked_at is not None
+            self._best[bucket] = best
+        looked_at = self._look(bucket, rates, emitted) if bucket in self._active else None
+        self.plan[bucket] = looked_at or self._best[bucket]
 
-    def _look(
-        self, bucket: int, chosen: Choice, emitted: Mapping[Choice, float], times: Mapping[Choice, float]
-    ) -> Choice | None:
-        """A choice to look at for a period, if one has not been for so long that the loss does not matter.
+    def _look(self, bucket: int, rates: Mapping[Choice, float], emitted: Mapping[Choice, float]) -> Choice | None:
+        """A choice that may well be better than the one in use, for a period.
 
-        A period of a choice loses the time that the chosen one would have needed less for the same tokens. Looks are
-        paid from a small part of the bucket's time, and each choice waits until its own loss is small beside the wait:
-        choices that seem nearly as good come round often, poor ones seldom, and none never.
+        What is hardly known is hoped to be better than it seems, and what has not been looked at for long as well. So
+        choices that seem nearly as good come round often, poor ones seldom, and none never; each costs the same small
+        part of the time, because a look loses in proportion to how poor the choice is.
         """
-        period = PERIOD * times[chosen]
-        others = [choice for choice in times if choice != chosen]
-        losses = {
-            choice: PERIOD * max(0.0, times[choice] - emitted[choice] / emitted[chosen] * times[chosen])
-            for choice in others
-        }
-        if chosen.shape == "none" and others:  # nothing is drafted, so one look tells of all choices
-            others = [min(others, key=lambda choice: (losses[choice], choice))]
-        passed = self.period * times[chosen]
-        self._saved[bucket] += _LOOKING * passed
-        due = []
-        for choice in others:
-            self._waited[bucket, choice] += passed
-            age = self.times.age(bucket, choice)
-            is_doubtful = self.times.is_doubtful(bucket, choice)
-            part = 1.0 if len(others) == 1 else _FIRST if is_doubtful else _AGAIN
-            wait = max(_REST * period, losses[choice] / (part * _LOOKING))
-            if age != 0.0 and losses[choice] <= self._saved[bucket] and self._waited[bucket, choice] >= wait:
-                due.append((self._waited[bucket, choice] / wait, choice))
-        if not due:
-            return None
-        choice = max(due)[1]
-        self._saved[bucket] -= losses[choice]
-        self._waited[bucket, choice] = 0.0
-        return choice
+        chosen, running = self._best[bucket], self.plan[bucket]
+        known = {choice: self.times.known(bucket, choice) for choice in rates if choice != chosen}
+        if (
+            chosen.shape == "none" and known
+        ):  # nothing is drafted: one look tells of all choices, and has the time of all
+            age = len(known) * min(age for _, age in known.values()) if running == chosen else 0
+            known = {choice: (measured, age) for choice, (measured, _) in known.items()}
+        known.pop(running, None)  # what is looked at now tells of itself a period later
+        hopes = {}
+        for choice, (measured, age) in known.items():
+            doubt = DOUBT * PERIOD / (PERIOD + measured) if measured else 0.0
+            rate = rates[choice] if measured else emitted[choice] / self.times.least(bucket, choice)
+            hopes[choice] = rate * (1.0 + doubt + _AGING * age)
+        best = max(hopes, key=lambda choice: (hopes[choice], -choice.width), default=chosen)
+        return best if best != chosen and hopes[best] > _ADVANTAGE * rates[chosen] else None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.speculative.ddtree.choice import LONG_PERIOD, PERIOD, Choice, Step
+from sglang.srt.speculative.ddtree.choice import PERIOD, Choice, Step
 from sglang.srt.speculative.ddtree.moments import Moments
 from sglang.srt.speculative.ddtree.tally import columns, tally_step
 
@@ -40,8 +40,8 @@ class _Seen:
     end: Any
     #: The end of the step before, if nothing came between.
     before: Any
-    #: Whether the step before had the same choice: the first step of a choice runs into cold caches, and the first
-    #: steps of all into kernels that have to be compiled.
+    #: Whether the decode step before had the same choice: the first step of one runs into cold caches, and into kernels
+    #: that have to be compiled.
     is_warm: bool
     #: Row of the period's buffer, if the step was counted, and how wide its trees were grown.
     row: int | None
@@ -69,7 +69,7 @@ class Observer:
         self._moments = Moments(on_gpu=on_gpu)
         self._widths = torch.tensor(widths, dtype=torch.int32, device=device)
         self._host_widths = tuple(widths)
-        shape = (LONG_PERIOD, _COUNTED, columns(len(widths)))
+        shape = (PERIOD, _COUNTED, columns(len(widths)))
         self._counts = torch.zeros(shape, dtype=torch.float32, device=device)
         self._buffers = [torch.zeros(shape, dtype=torch.float32, pin_memory=on_gpu) for _ in range(_PERIODS)]
         self._on_their_way: deque[_Period] = deque()
@@ -77,8 +77,8 @@ class Observer:
         self._start: Any = None
         self._counted: int | None = None
         self._grown = 0
-        self._last: tuple[Any, Choice] | None = None
-        self._cold = PERIOD
+        self._last_end: Any = None
+        self._last_choice: Choice | None = None
 
     def begin(self) -> None:
         """A step begins: nothing of it has been launched."""
@@ -86,7 +86,7 @@ class Observer:
 
     def count(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Count the step that runs: one launch. Arguments as in `tally.tally_step`."""
-        if len(self._period.steps) < LONG_PERIOD:
+        if len(self._period.steps) < PERIOD:
             self._counted = len(self._period.steps)
             self._grown = tree.grown_scores.shape[1]
             tally_step(self._counts[self._counted], self._widths, tree, acceptance, choices)
@@ -97,23 +97,21 @@ class Observer:
 
     def end(self, batch_size: int, choice: Choice) -> None:
         """The step has been launched to its end."""
-        before, same = (None, False) if self._last is None else (self._last[0], self._last[1] == choice)
         end = self._moments.now()
-        is_warm = same and not self._cold
-        self._cold = max(0, self._cold - 1)
-        seen = _Seen(batch_size, choice, self._start, end, before, is_warm, self._counted, self._grown)
+        is_warm = self._last_choice == choice
+        seen = _Seen(batch_size, choice, self._start, end, self._last_end, is_warm, self._counted, self._grown)
         self._period.steps.append(seen)
-        self._last = (end, choice)
+        self._last_end, self._last_choice = end, choice
 
     def interrupt(self) -> None:
         """Something that is no decode step runs now; the time to the next one is no gap."""
-        self._last = None
+        self._last_end = None
 
     def end_period(self) -> None:
         """Send what was observed to the host."""
         period, self._period = self._period, _Period()
         if not self._buffers:  # so far behind that this period is not looked at; its events are not used again
-            self._last = None
+            self._last_end = None
             return
         period.counts = self._buffers.pop()
         rows = len(period.steps)

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 
-#: A single round is believed to take between half and twice what was expected.
-_CLAMP = 2.0
-#: Weight of what a plan's rounds took: once a choice has been measured for a while, and when others ran in between.
-_WEIGHT, _AGAIN = 0.2, 0.4
-#: Of the first so many measurements the least counts: whatever disturbs a step makes it longer.
-_FEW = 3
-#: Until then a choice is not believed to be slower than others suggest by more than this.
-_DOUBT = 1.05
+#: Weight of what a plan's rounds took, once a choice has been measured for a while.
+_WEIGHT = 0.3
+#: Of the first so many rounds' measurements the least counts: whatever disturbs a step makes it longer.
+_FEW = 16
+#: Relative doubt about a choice that was measured for a few rounds only: it may be so much better than it seems, and is
+#: not believed to be so much slower than others suggest.
+DOUBT = 0.05
 
 
 class Choice(NamedTuple):
@@ -43,9 +42,10 @@ class _Measured:
     milliseconds: float
     #: The bucket's level when that was measured.
     level: float
-    samples: int = 1
-    #: Milliseconds of rounds of other choices in this bucket since.
-    age: float = 0.0
+    #: Rounds that were measured.
+    rounds: int
+    #: Rounds that had been measured in this bucket by then, of all choices.
+    last: int
 
 
 class RoundTimes:
@@ -68,6 +68,7 @@ class RoundTimes:
         self._measured: dict[int, dict[Choice, _Measured]] = {bucket: {} for bucket in self.buckets}
         self._level = dict.fromkeys(self.buckets, 1.0)
         self._gap: dict[int, float] = {}
+        self._rounds = dict.fromkeys(self.buckets, 0)
 
     def bucket(self, batch_size: int) -> int:
         """The bucket of a batch."""
@@ -87,33 +88,23 @@ class RoundTimes:
             )
         if not steps:
             return
-        lanes = self._measured[bucket]
-        for other, lane in lanes.items():
-            lane.age += 0.0 if other == choice else sum(steps)
-        sample, lane = statistics.median(steps), lanes.get(choice)
+        known, age = self.known(bucket, choice)
+        self._rounds[bucket] += len(steps)
+        sample, lane = statistics.median_low(steps), self._measured[bucket].get(choice)
         if lane is None:
-            lanes[choice] = _Measured(sample, self._level[bucket])
+            self._measured[bucket][choice] = _Measured(sample, self._level[bucket], len(steps), self._rounds[bucket])
             return
         before = lane.milliseconds * self._level[bucket] / lane.level
-        if lane.samples < _FEW:
-            now = min(before, sample)
-        else:
-            weight = _AGAIN if lane.age > 0.0 else _WEIGHT
-            now = before + weight * (min(max(sample, before / _CLAMP), before * _CLAMP) - before)
-        if lane.samples >= _FEW and lane.age == 0.0:  # the same choice as before: what has changed is the bucket
+        now = min(before, sample) if known < _FEW else before + _WEIGHT * (sample - before)
+        if known >= _FEW and not age:  # the same choice as before: what has changed is the bucket
             self._level[bucket] *= now / before
         lane.milliseconds, lane.level = now, self._level[bucket]
-        lane.samples, lane.age = lane.samples + 1, 0.0
+        lane.rounds, lane.last = known + len(steps), self._rounds[bucket]
 
-    def age(self, bucket: int, choice: Choice) -> float | None:
-        """Milliseconds of rounds since a choice was measured in a bucket; None if it never was."""
+    def known(self, bucket: int, choice: Choice) -> tuple[int, int]:
+        """How many rounds of a choice were measured in a bucket, and how many of others since, or at all."""
         lane = self._measured[bucket].get(choice)
-        return None if lane is None else lane.age
-
-    def is_doubtful(self, bucket: int, choice: Choice) -> bool:
-        """Whether a choice was measured in a bucket only a few times, if at all."""
-        lane = self._measured[bucket].get(choice)
-        return lane is None or lane.samples < _FEW
+        return (0, self._rounds[bucket]) if lane is None else (lane.rounds, self._rounds[bucket] - lane.last)
 
     def expected(self, bucket: int, choice: Choice) -> float:
         """Milliseconds that a round is expected to take: step and gap."""
@@ -125,37 +116,55 @@ class RoundTimes:
             return 0.0
         return self._gap[min(self._gap, key=lambda known: abs(known - bucket))]
 
+    def least(self, bucket: int, choice: Choice) -> float:
+        """Milliseconds that a round takes at least, of a choice that was not measured.
+
+        A host that is slower than the device hides what a wider graph takes more, and one that hides nothing gains
+        all that a narrower one takes less.
+        """
+        times = self._sure(bucket) or self._times(bucket)
+        return (self._guess(bucket, choice, times, hidden=True) if times else self._base(bucket, choice)) + self.gap(
+            bucket
+        )
+
     def step(self, bucket: int, choice: Choice) -> float:
         """Milliseconds that a step is expected to take.
 
-        A choice that was not measured is expected to differ from the nearest measured one as at start-up, by ratio or
-        by difference, whichever promises more: if that was too good, the first rounds say so, while a choice that was
-        thought too poor would never be tried.
+        A choice that was not measured is expected to differ from the nearest measured one as at start-up.
         """
-        lanes, level = self._measured[bucket], self._level[bucket]
-        times = {known: lane.milliseconds * level / lane.level for known, lane in lanes.items()}
-        if choice not in lanes:
-            return self._guess(bucket, choice, times)
-        if lanes[choice].samples < _FEW:
-            times = {known: time for known, time in times.items() if lanes[known].samples >= _FEW}
-            if times:
-                measured = lanes[choice].milliseconds * level / lanes[choice].level
-                return min(measured, _DOUBT * self._guess(bucket, choice, times))
-        return lanes[choice].milliseconds * level / lanes[choice].level
-
-    def _guess(self, bucket: int, choice: Choice, times: Mapping[Choice, float]) -> float:
-        """What a choice would take, from what others take."""
-        base = self._base(bucket, choice)
+        times, lane = self._times(bucket), self._measured[bucket].get(choice)
         if not times:
-            return base
+            return self._base(bucket, choice)
+        if lane is not None and lane.rounds >= _FEW:
+            return times[choice]
+        # Others that are well known say what can be believed; those that are not may have been disturbed as well.
+        sure = self._sure(bucket)
+        if lane is None:
+            return self._guess(bucket, choice, sure or times)
+        return min(times[choice], (1.0 + DOUBT) * self._guess(bucket, choice, sure)) if sure else times[choice]
+
+    def _times(self, bucket: int) -> dict[Choice, float]:
+        """Milliseconds of the measured choices of a bucket, as they would be now."""
+        level = self._level[bucket]
+        return {choice: lane.milliseconds * level / lane.level for choice, lane in self._measured[bucket].items()}
+
+    def _sure(self, bucket: int) -> dict[Choice, float]:
+        """The same of those that were measured for a while."""
+        lanes = self._measured[bucket]
+        return {choice: time for choice, time in self._times(bucket).items() if lanes[choice].rounds >= _FEW}
+
+    def _guess(self, bucket: int, choice: Choice, times: Mapping[Choice, float], *, hidden: bool = False) -> float:
+        """What a choice would take, from what others take; with `hidden` the least of it."""
         nearest = min(times, key=lambda known: (abs(known.width - choice.width), known))
-        took = times[nearest]
-        if self._prior:
-            reference = self._base(bucket, nearest)
-            guess = max(min(base * took / reference, base + took - reference), 0.05 * took)
-        else:
+        base, reference, took = self._base(bucket, choice), self._base(bucket, nearest), times[nearest]
+        if not self._prior:
             ratio = choice.width / nearest.width
-            guess = took * (ratio if ratio <= 1.0 else ratio**0.5)
+            guess = took * (ratio if ratio <= 1.0 else ratio**0.25)
+        elif base < reference:
+            ratio = took * base / reference
+            guess = ratio if hidden else max(ratio, took + base - reference)
+        else:
+            guess = max(took, base) if hidden else took + base - reference
         # No width is cheaper than a narrower one, whatever start-up said.
         floor = max((time for known, time in times.items() if known.width <= choice.width), default=0.0)
         ceiling = min((time for known, time in times.items() if known.width >= choice.width), default=guess)

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""How near `auto` comes to the best fixed choice, in a simulation: no engine, no GPU, a minute on one core.
+
+    python benchmarks/choosing.py [--regime NAME ...] [--seeds 3] [--concurrency 1,2,4,8,16,32,48]
+
+The real chooser and observer run in a made-up server (`choosing_world.py`), on made-up texts (`choosing_texts.py`).
+Every number is tokens per second as a part of what the best single choice for that text and concurrency would have got,
+known in hindsight: of the first 300 steps of a server, of its first 1000, and of 1000 after those. Times of graphs, and
+what a step takes beside them, are those of `results/0.5.11-8b-one-round.json`; how they scatter and what is accepted is
+invented. A GPU has to confirm it.
+
+    host      the first generation's host beside the graphs of an 8B model on an H200
+    noisy     the same with steps that scatter by 10 %, drift as far, and three outliers in a hundred
+    compute   the graphs alone
+    hidden    a small model: the host hides what the graphs take
+    stairs    compute-bound in coarse tiles
+    bluff     a drafter that is sure and wrong, with plain steps among the choices
+    blind     no start-up measurement
+
+Needs torch; the engine environment (`scripts/engine_env`) has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from kernels import overlay_importable
+
+
+def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
+    """By name: a call that makes a server, and the text that it decodes."""
+    import choosing_texts as texts
+    import choosing_world as made_up
+
+    def server(cost: Any, prior: Any = made_up.graphs, **kwargs: Any) -> Callable[..., Any]:
+        known = None if prior is None else made_up.start_up(prior)
+        return lambda seed: made_up.World(cost, prior=known, seed=seed, **kwargs)
+
+    code, prose = texts.CODE, texts.PROSE
+    return {
+        "host": (server(made_up.host_bound), prose),
+        "noisy": (server(made_up.host_bound, noise=0.1, drift=0.1, outliers=0.03), prose),
+        "compute": (server(made_up.compute_bound), prose),
+        "hidden": (server(made_up.hidden, lambda size, choice: 0.3 * made_up.graphs(size, choice)), code),
+        "stairs": (server(made_up.staircase, lambda size, choice: made_up.staircase(size, choice) - 0.5), code),
+        "bluff": (server(made_up.host_bound, choices=(*texts.CHOICES, texts.NONE)), texts.BLUFF),
+        "blind": (server(made_up.compute_bound, None), prose),
+    }
+
+
+def cell(make: Callable[..., Any], text: Any, size: int, seeds: int) -> tuple[list[float], Any]:
+    """The three figures of a concurrency, means over seeds, and the best choice."""
+    found = []
+    for seed in range(seeds):
+        world = make(seed)
+        first = world.decode(text, size, steps=300)
+        world.decode(text, size, steps=700)
+        found.append((first, world.tokens / world.best_tokens, world.decode(text, size, steps=1000)))
+    return [statistics.mean(column) for column in zip(*found, strict=True)], world.best(text, size)[1]
+
+
+def wander(make: Callable[..., Any], text: Any, seeds: int) -> list[float]:
+    """A batch that grows and shrinks by up to two requests every five steps: the first 1000 steps, then 1000 more."""
+    found = []
+    for seed in range(seeds):
+        world, random_, size, row = make(seed), random.Random(seed), 20, []  # noqa: S311
+        for _ in range(2):
+            begin = world.tokens, world.best_tokens
+            for _ in range(200):
+                size = min(48, max(1, size + random_.randint(-2, 2)))
+                world.decode(text, size, steps=5)
+            row.append((world.tokens - begin[0]) / (world.best_tokens - begin[1]))
+        found.append(row)
+    return [statistics.mean(column) for column in zip(*found, strict=True)]
+
+
+def main() -> None:
+    """Simulate and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--regime", action="append", help="only this one; may be repeated")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--concurrency", default="1,2,4,8,16,32,48")
+    options = parser.parse_args()
+    start = time.monotonic()
+    with overlay_importable():
+        print("simulated, parts of the best fixed choice  concurrency   first 300  first 1000   next 1000   best")
+        for name, (make, text) in regimes().items():
+            if options.regime and name not in options.regime:
+                continue
+            for size in map(int, options.concurrency.split(",")):
+                (first, thousand, next_), best = cell(make, text, size, options.seeds)
+                print(f"{name:<42} {size:>11} {first:>11.3f} {thousand:>11.3f} {next_:>11.3f}   {best}", flush=True)
+            thousand, next_ = wander(make, text, options.seeds)
+            print(f"{name:<42} {'1 to 48':>11} {'':>11} {thousand:>11.3f} {next_:>11.3f}", flush=True)
+    print(f"{time.monotonic() - start:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
