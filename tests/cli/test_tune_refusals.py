@@ -20,7 +20,13 @@ def tunable() -> Iterator[Tunable]:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("x.txt", ".png or .svg or .pdf"), ("none/x.png", "mkdir -p"), ("..", "a plot is")]
+    ("name", "says"),
+    [
+        ("x.txt", ".png or .svg or .pdf"),
+        ("none/x.png", "mkdir -p"),
+        ("..", "a plot is"),
+        ("/proc/x.png", "cannot be written there: No such file"),  # root may write to any folder, says its mode
+    ],
 )
 def test_a_plot_that_cannot_be_written_is_refused_before_anything_is_measured(run, tunable, name, says):
     """Minutes of measuring end in no surprise."""
@@ -84,8 +90,25 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(run, tmp_path):
         other = run("tune", "--url", server.url.replace("127.0.0.1", "localhost"), SSL_CERT_FILE=str(files[0]))
 
     assert (refused.code, trusted.code, other.code) == (8, 0, 8)
-    assert "certificate is not trusted" in refused.err and "SSL_CERT_FILE" in refused.err
+    assert "certificate is not trusted" in refused.err and "SSL_CERT_FILE" in refused.err and "https" in refused.err
     assert "localhost" in other.err
+
+
+def test_the_other_scheme_is_named_where_one_end_speaks_tls_and_the_other_does_not(run, tmp_path, tunable):
+    """OpenSSL's own words for it (WRONG_VERSION_NUMBER) help nobody."""
+    with Tunable(tls=certificate(tmp_path)) as server:
+        plain = run("tune", "--url", server.url.replace("https", "http"), "--timeout", "5")
+    secure = run("tune", "--url", tunable.url.replace("http", "https"), "--timeout", "5")
+
+    assert plain.code == 8 and "name it as https://" in plain.err
+    assert secure.code == 8 and "does not speak TLS: name it as http://" in secure.err
+
+
+def test_no_proxy_of_the_environment_is_used(run, tunable):
+    """A server is measured, not what stands before it."""
+    nowhere = dict.fromkeys(("http_proxy", "HTTP_PROXY", "https_proxy", "ALL_PROXY"), "http://127.0.0.1:1")
+
+    assert run("tune", "--url", tunable.url, *SHORT, "--arms", "7", **nowhere).code == 0
 
 
 def test_an_api_key_comes_from_the_environment_and_is_printed_nowhere(run, tunable):
@@ -100,6 +123,7 @@ def test_an_api_key_comes_from_the_environment_and_is_printed_nowhere(run, tunab
     )
 
     assert (without.code, wrong.code) == (8, 8) and "--api-key-env NAME" in without.err
+    assert "check what the variable that --api-key-env names holds" in wrong.err
     assert unset.code == 2 and "it is not set" in unset.err
     assert split.code == 2 and "X-Evil" not in split.err
     assert right.code == 0, right

@@ -67,7 +67,8 @@ class Api:
             raise ConnectionFailedError(
                 f"no answer from {self.url}",
                 why=str(e),
-                next_step="check that the server runs and listens there; --timeout SECONDS waits longer",
+                next_step="check that the server runs and listens there; --timeout SECONDS waits longer"
+                + ("" if self.url.startswith("https:") else "; if it speaks TLS, name it as https://"),
             ) from e
         finally:
             connection.close()
@@ -75,7 +76,9 @@ class Api:
             raise AuthenticationError(
                 f"the server at {self.url} refuses {'the API key' if self.key else 'to answer without an API key'}",
                 why=f"{path} answers {status}",
-                next_step="put the key into an environment variable and name it with --api-key-env NAME",
+                next_step="check what the variable that --api-key-env names holds"
+                if self.key
+                else "put the key into an environment variable and name it with --api-key-env NAME",
             )
         return status, _json(body)
 
@@ -249,6 +252,8 @@ def _message(found: Any, body: bytes) -> str:
 def _reason(e: Exception) -> str:
     if isinstance(e, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted: {line(e.verify_message)} (SSL_CERT_FILE names another authority)"
+    if isinstance(e, ssl.SSLError) and e.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}:
+        return "it does not speak TLS: name it as http://"
     if getattr(e, "errno", None) == errno.EMFILE:
         return "too many open files on this machine (ulimit -n)"
     text = getattr(e, "strerror", None) or str(e) or type(e).__name__

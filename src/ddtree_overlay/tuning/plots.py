@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import tempfile
@@ -32,8 +33,15 @@ def check(path: Path) -> None:
         raise UsageError(f"--plot {path}: a plot is {' or '.join(FORMATS)}", next_step=f"name {path}.png, for example")
     if not path.absolute().parent.is_dir():
         raise UsageError(f"--plot {path}: there is no such folder", next_step=f"mkdir -p {path.absolute().parent}")
-    if path.is_dir() or not os.access(path.absolute().parent, os.W_OK):
-        raise UsageError(f"--plot {path}: it cannot be written there", next_step="name another file")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        # Rights do not tell: root has them all, and a file system may still say no.
+        tempfile.NamedTemporaryFile(dir=path.absolute().parent, prefix=".tune-").close()
+    except OSError as e:
+        raise UsageError(
+            f"--plot {path}: it cannot be written there: {e.strerror or e}", next_step="name another file"
+        ) from e
     if not available():
         raise UsageError(
             f"--plot {path}: matplotlib is not installed",
