@@ -71,6 +71,11 @@ def test_retracted_requests_and_prefill_in_pieces_equal_plain_decoding(engines: 
     assert problems(TIGHT, engines["tight"]["calls"][0], engines["plain"]["calls"][-2]) == []
 
 
+def test_a_request_holds_a_block_and_the_widest_tree_beside_its_tokens(engines: Engines) -> None:
+    """Not two trees: the step in flight commits a block at most. 8 + 25 slots of 704, in two even halves."""
+    assert engines["tight"]["server_info"]["max_req_input_len"] == 704 - 2 * 17 - 5
+
+
 def test_grammars_constrain_every_node(engines: Engines) -> None:
     """A constrained request ends where plain decoding's does, beside one that is free."""
     ours, plain = (engines[name]["calls"][0] for name in ("constrained", "plain constrained"))

@@ -29,9 +29,9 @@ class DFlashDraftInputV2:
         # For DFLASH, each decode step needs a fixed-size verify block.
         block_size = int(get_spec().speculative_num_draft_tokens)
         if batch.spec_algorithm.is_ddtree():
-            from sglang.srt.speculative.ddtree.args import draft_width
+            from sglang.srt.speculative.ddtree.room import step_slots
 
-            block_size = max(block_size, draft_width())
+            block_size = step_slots()
             self.penalizer_orchestrator = batch.sampling_info.penalizer_orchestrator
         if block_size <= 0:
             raise ValueError("DFLASH invalid")
@@ -50,17 +50,17 @@ RESERVE = insert_statements(
     After("block_size = int(...)"),
     """\
 if batch.spec_algorithm.is_ddtree():
-    from sglang.srt.speculative.ddtree.args import draft_width
+    from sglang.srt.speculative.ddtree.room import step_slots
 
-    block_size = max(block_size, draft_width())
+    block_size = step_slots()
     self.penalizer_orchestrator = batch.sampling_info.penalizer_orchestrator
 """,
-    reason="A step writes a draft block and a tree; SGLang reserves two steps, one of which is in flight.",
+    reason="A step writes a draft block and a tree; SGLang reserves twice as much, for the step in flight too.",
 )
 
 DFLASH_INFO_V2 = Edit(
     path="srt/speculative/dflash_info_v2.py",
-    summary="Reserve slots for the wider of draft block and tree, and let a step count its root for the penalties.",
+    summary="Reserve slots for what is in flight and for the widest step, and let a step count its root for the penalties.",
     insertions=(PENALTIES_FIELD, RESERVE),
     examples=(EXAMPLE,),
 )

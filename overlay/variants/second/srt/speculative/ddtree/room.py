@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for what the scheduler reserves ahead: two steps, since a step is launched before the last one is counted."""
+"""Room for what the scheduler reserves ahead: a step, and the tokens of the one before, which is not counted yet."""
 
 from __future__ import annotations
 
@@ -12,15 +12,25 @@ from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.published import spec
 
 
+def step_slots() -> int:
+    """Slots that stand for one step where SGLang reserves two of them.
+
+    The step in flight commits a block at most, whatever it verifies: a path has no more nodes. The next one begins
+    behind that, and writes a block or the widest tree.
+    """
+    block_size = draft_width()
+    return -(-(block_size + max(int(spec().speculative_num_draft_tokens), block_size)) // 2)
+
+
 def reserved_slots(page_size: int) -> int:
-    """Slots that a request may hold beyond its committed tokens: two steps, and what its last page has left."""
-    return 2 * max(int(spec().speculative_num_draft_tokens), draft_width()) + page_size - 1
+    """Slots that a request may hold beyond its committed tokens, with what its last page has left."""
+    return 2 * step_slots() + page_size - 1
 
 
 def row_headroom(extra: int, page_size: int) -> int:
     """Columns that a `req_to_token` row needs beyond the context length.
 
-    SGLang adds one verify width where pages hold one slot, but maps two: near the context's end the rest would be
+    SGLang adds one verify width where pages hold one slot, but maps more: near the context's end the rest would be
     written into the next request's row.
 
     Args:
