@@ -60,7 +60,7 @@ if batch.spec_algorithm.is_ddtree():
 
 DFLASH_INFO_V2 = Edit(
     path="srt/speculative/dflash_info_v2.py",
-    summary="Reserve slots for what is in flight and for the widest step, and let a step count its root for the penalties.",
+    summary="Reserve slots for what is in flight and the widest step, and let a step count its root for the penalties.",
     insertions=(PENALTIES_FIELD, RESERVE),
     examples=(EXAMPLE,),
 )
