@@ -176,8 +176,8 @@ def check_wish(server_args: Any, request: Any) -> None:
     Raises:
         ValueError: The text names the budgets that can be asked for.
     """
-    params = getattr(request, "sampling_params", None)
-    wish = wished(params.get("custom_params")) if isinstance(params, dict) else None
+    given = getattr(request, "sampling_params", None)
+    wish = wished(given.get("custom_params")) if isinstance(given, dict) else None
     known = budgets(server_args)
     chain = int(server_args.speculative_dflash_block_size) - 1
     if wish is None or (type(wish) is int and wish in known) or (wish == CHAIN and chain in known):
