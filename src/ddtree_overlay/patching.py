@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddtree_overlay import collector
+from ddtree_overlay import collector, receivers
 from ddtree_overlay.diffs import count_inserted
 from ddtree_overlay.edits.anchors import AnchorError
 from ddtree_overlay.edits.base import Edit, Insertion
@@ -85,13 +85,13 @@ def every_module() -> dict[str, bytes]:
 
 
 def wanted_paths(overlay: Mapping[str, bytes] | None = None) -> frozenset[str]:
-    """Every path a snapshot must hold if it exists: edited files, imported modules, and where new modules will land.
+    """Every path a snapshot must hold if it exists: what is edited, imported or looked up, and where modules will land.
 
     Args:
         overlay: The new modules; default: those of every release, for a snapshot is taken before its release is known.
     """
     code = set(overlay.items()) if overlay is not None else {item for row in KNOWN for item in modules_of(row).items()}
-    wanted = {OVERLAY_ID_PATH, *(path for path, _ in code)}
+    wanted = {OVERLAY_ID_PATH, *receivers.paths(), *(path for path, _ in code)}
     for edit in (edit for row in KNOWN for edit in row.edits):
         wanted.add(edit.path)
         code |= {(edit.path, insertion.code.encode()) for insertion in edit.insertions}

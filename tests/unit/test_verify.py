@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import platform
 
@@ -12,6 +13,7 @@ from tests.support import small, wheels
 from ddtree_overlay.manifest import Bundle
 from ddtree_overlay.patching import SUPPORTED_RELEASES, Patched, build, build_release, load_overlay, wanted_paths
 from ddtree_overlay.verify import Finding, verify_bundle, verify_release
+from ddtree_overlay.verify.hooks import check_hooks
 
 
 SERVER_ARGS = "srt/server_args.py"
@@ -68,7 +70,7 @@ def test_sound_tree_has_no_errors_and_says_what_was_checked():
     findings = Tree().findings()
 
     assert {f.severity for f in findings} == {"info"}
-    assert {f.check for f in findings} == {"syntax", "hooks", "imports", "calls", "sites", "grounds"}
+    assert {f.check for f in findings} == {"syntax", "hooks", "imports", "calls", "attributes", "sites", "grounds"}
     count = sum(len(edit.insertions) for edit in small.RELEASE.edits)
     assert any(f"{count} insertions in {len(small.RELEASE.edits)} files" in f.message for f in findings)
     assert not any(f.message.startswith("0 ") for f in findings)
@@ -208,6 +210,33 @@ def test_hook_in_front_of_its_names_is_found():
     assert [f.check for f in tree.errors()] == ["hooks"]
 
 
+def test_names_of_an_inserted_method_are_looked_for():
+    """An annotation that the file does not import (`NoReturn`) would be noticed when it is imported."""
+    edit = next(edit for edit in small.RELEASE.edits if edit.path == "srt/speculative/spec_info.py")
+    methods = [i for i in edit.insertions if "def is_ddtree" in i.code]
+    (method,) = methods
+    blind = dataclasses.replace(method, code=method.code.replace("-> bool:", "-> NoReturn:"))
+    changed = dataclasses.replace(edit, insertions=tuple(blind if i is method else i for i in edit.insertions))
+    text = (
+        Tree()
+        .patched()
+        .files[edit.path]
+        .decode()
+        .replace("def is_ddtree(self) -> bool", "def is_ddtree(self) -> NoReturn")
+    )
+
+    (found,) = check_hooks(changed, ast.parse(text))
+
+    assert "uses NoReturn, which nothing before it defines" in found.message
+
+
+def test_name_that_is_imported_for_annotations_alone_is_looked_up():
+    """It is read by type checkers only, but says which class of SGLang something is."""
+    tree = Tree().change(ARGS, "server_args import ServerArgs", "server_args import Arguments")
+
+    assert ("imports", ARGS) in {(f.check, f.path) for f in tree.errors()}
+
+
 # imports and calls
 
 
@@ -254,7 +283,6 @@ def test_hook_that_calls_a_missing_overlay_function_is_found():
         (TREE_WORKER, "def _prepare_tree_verify", "def _prepare_tree", "no _prepare_tree_verify in class DFlashWorker"),
         (ARGS, "def request_meta_info(server_args", "def request_meta_info(i, server_args", "is missing"),
         (ARGS, "server_args._handle_attention_backend", "server_args._handle_backend", "_handle_backend_compatibility"),
-        (ARGS, "server_args.speculative_ddtree_budget", "server_args.speculative_budget", "speculative_budget"),
     ],
 )
 def test_call_that_no_longer_fits_is_found(path: str, old: str, new: str, problem: str):

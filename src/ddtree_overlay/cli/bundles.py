@@ -84,7 +84,7 @@ def patch(app: App, target: Target, *, check: bool, attempt: bool) -> int:
 def verify(app: App, target: Target, *, offline: bool, attempt: bool) -> int:
     """Prove the patched files, here and on the host.
 
-    Checks syntax, upstream lines, hooks, call signatures, classified sites, and imports on the host. Prints
+    Checks syntax, upstream lines, hooks, attributes, call signatures, classified sites, and imports on the host. Prints
     findings and exits 3 when one of them is an error. Nothing is written, on the host only a scratch folder
     that is removed again.
     """

@@ -10,6 +10,7 @@ from ddtree_overlay import collector
 from ddtree_overlay.manifest import Manifest
 from ddtree_overlay.patching import Patched, wanted_paths
 from ddtree_overlay.releases import Release, release
+from ddtree_overlay.verify.attributes import check_attributes
 from ddtree_overlay.verify.findings import Finding
 from ddtree_overlay.verify.grounds import check_grounds
 from ddtree_overlay.verify.hooks import check_hooks, occurrences
@@ -73,9 +74,11 @@ def _check_code(row: Release, base: Mapping[str, bytes], patched: Patched) -> li
         inserted = [statement for occurrence in found for statement in occurrence.statements]
         check_imports(symbols, edit.path, inserted, tally)
         check_calls(symbols, edit.path, tally, only=inserted, heirs=heirs)
+        check_attributes(symbols, edit.path, tally, only=inserted, heirs=heirs)
     for path in added:
         check_imports(symbols, path, [symbols.tree(path)], tally)
         check_calls(symbols, path, tally)
+        check_attributes(symbols, path, tally)
     count = sum(len(edit.insertions) for edit in row.edits)
     return [
         *hooks,
@@ -83,4 +86,5 @@ def _check_code(row: Release, base: Mapping[str, bytes], patched: Patched) -> li
         Finding("hooks", "info", "", None, f"{count} insertions in {len(row.edits)} files looked for"),
         Finding("imports", "info", "", None, f"{tally.imported} names imported from SGLang looked up"),
         Finding("calls", "info", "", None, f"{tally.bound} calls bound to signatures, {tally.undecidable} undecidable"),
+        Finding("attributes", "info", "", None, f"{tally.attributes} attributes looked up, {tally.unseen} undecidable"),
     ]

@@ -15,8 +15,8 @@ class Finding:
     """One observation of one check.
 
     Args:
-        check: Name of the check (`base`, `syntax`, `structure`, `imports`, `calls`, `hooks`, `sites`, `grounds`,
-            `mirrors`, `host`).
+        check: Name of the check (`base`, `syntax`, `structure`, `imports`, `calls`, `attributes`, `hooks`,
+            `sites`, `grounds`, `mirrors`, `host`).
         severity: `error` blocks a push, `warning` needs a look, `info` says what was checked or could not be.
         path: Package-relative; empty when it concerns no single file.
         line: From 1; None when it concerns no single line.

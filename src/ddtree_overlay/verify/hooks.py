@@ -129,12 +129,16 @@ def _never(node: ast.stmt) -> bool:
 def _used(statements: tuple[ast.stmt, ...]) -> frozenset[str]:
     used: set[str] = set()
     for statement in statements:
-        # A method has its own names.
-        if isinstance(statement, FunctionNode):
-            continue
+        # A function sees its own names as well; what its annotations name has to be there when it is defined.
+        own = set(_own_names(statement)) if isinstance(statement, FunctionNode) else set()
         nodes = list(ast.walk(statement))
-        used |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        used |= {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} - own
     return frozenset(used) - frozenset(name for s in statements for name in bound_names(s))
+
+
+def _own_names(function: FunctionNode) -> Iterator[str]:
+    yield from (node.arg for node in ast.walk(function) if isinstance(node, ast.arg))
+    yield from (name for statement in function.body for name in bound_names(statement))
 
 
 def _visible(found: Occurrence, tree: ast.Module) -> frozenset[str]:

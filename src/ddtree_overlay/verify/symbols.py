@@ -8,12 +8,24 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ddtree_overlay.modules import PACKAGE, imports, is_sglang, module_of, paths_of
+from ddtree_overlay.receivers import CLASSES
 
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 #: Bases from other packages that add no members a call could mean.
 _PLAIN_BASES = frozenset({"object", "ABC", "Protocol", "Generic"})
+#: Bases from other packages, and the members that they add.
+_OUTSIDE_BASES = {
+    **dict.fromkeys(_PLAIN_BASES, frozenset[str]()),
+    **dict.fromkeys(("Enum", "IntEnum"), frozenset({"name", "value"})),
+    "Struct": frozenset[str](),
+    "Module": frozenset({"buffers", "children", "eval", "forward", "modules", "parameters", "to", "training"}),
+}
+
+
+#: What sets an attribute that it is given the name of; `_set` is that of SGLang's published arguments.
+_SETTERS = frozenset({"setattr", "__setattr__", "_set"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +88,8 @@ class Symbols:
         self._wanted = wanted
         self._modules: dict[str, _Module | None] = {}
         self._members: dict[ast.ClassDef, frozenset[str]] = {}
+        self._listed: dict[str, tuple[Class, ...]] = {}
+        self._folders = {"/".join(parts[:i]) for parts in (p.split("/") for p in files) for i in range(1, len(parts))}
 
     def module(self, name: str) -> Symbol:
         """The module `name`, `Missing`, or `Unknown`."""
@@ -104,6 +118,18 @@ class Symbols:
                 return found
             unsure = unsure or isinstance(found, Unknown)
         return Unknown() if unsure else Missing(f"{name} in {module}")
+
+    def constant(self, module: str, name: str) -> object:
+        """The value of a constant of a module, followed through one import; None when it is no literal."""
+        loaded = self._load(module)
+        for node in () if loaded is None else loaded.bindings.get(name, ()):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+                return node.value.value
+            if isinstance(node, ast.ImportFrom) and loaded is not None:
+                for taken in imports(node, loaded.path):
+                    if taken.bound == name and taken.name is not None and taken.module != module:
+                        return self.constant(taken.module, taken.name)
+        return None
 
     def tree(self, path: str) -> ast.Module:
         """The parsed file at `path`."""
@@ -136,9 +162,51 @@ class Symbols:
                 return Unknown()
         return Unknown() if unsure or name.startswith("__") else Missing(f"{name} in class {cls.node.name}")
 
-    def may_define(self, cls: Class, name: str) -> bool:
-        """Whether a class or a base writes the name down somewhere, or has a base that cannot be seen."""
-        return any(isinstance(base, Unknown) or name in self._attributes(base.node) for base in self.bases(cls))
+    def writes(self, cls: Class, name: str) -> bool | None:
+        """Whether a class or a base of it writes a member down; None: it does not, but has a base that is not seen.
+
+        What a `__getattr__` may come up with is not written down.
+        """
+        if name in self._attributes(cls.node) or name.startswith("__"):
+            return True
+        unseen = False
+        for base in cls.node.bases:
+            expression = base.value if isinstance(base, ast.Subscript) else base
+            found = self.expression(cls.path, expression)
+            if isinstance(found, Class):
+                written = self.writes(found, name)
+            else:
+                outside = _OUTSIDE_BASES.get(_dotted_tail(expression))
+                written = None if outside is None else name in outside
+            if written:
+                return True
+            unseen = unseen or written is None
+        return None if unseen else False
+
+    def listed(self, name: str) -> tuple[Class, ...]:
+        """The classes behind a name of the table of receivers; none when the snapshot may not hold all of them."""
+        if name not in self._listed:
+            places = [place.partition(" ")[::2] for place in CLASSES.get(name, ())]
+            self._listed[name] = tuple(cls for path, wanted in places for cls in self._classes_at(path, wanted))
+            absent = {module_of(path) for path, _ in places if path not in self._files}
+            known = {path for path, _ in places if path in self._files}
+            # A snapshot that was taken when the table had less: what is there asks for what is not.
+            if any(taken in absent for path in known for taken in self._imported_at_once(path)):
+                self._listed[name] = ()
+        return self._listed[name]
+
+    def _imported_at_once(self, path: str) -> Iterator[str]:
+        """Modules that a module imports from when it is imported itself."""
+        for statement in self.tree(path).body:
+            if isinstance(statement, ast.ImportFrom):
+                yield from (taken.module for taken in imports(statement, path))
+
+    def _classes_at(self, path: str, name: str) -> Iterator[Class]:
+        """Classes of a module, whatever else it binds their names to."""
+        loaded = self._load(module_of(path))
+        for node in () if loaded is None else loaded.tree.body:
+            if isinstance(node, ast.ClassDef) and name in ("*", node.name):
+                yield Class(path, node)
 
     def expression(self, path: str, node: ast.expr) -> Symbol:
         """What a dotted name at module level means."""
@@ -182,7 +250,7 @@ class Symbols:
 
     def _is_namespace(self, name: str) -> bool:
         folder = "/".join(name.split(".")[1:])
-        return not folder or any(path.startswith(folder + "/") for path in self._files)
+        return not folder or folder in self._folders
 
 
 def attributes_of(node: ast.ClassDef) -> frozenset[str]:
@@ -195,6 +263,8 @@ def attributes_of(node: ast.ClassDef) -> frozenset[str]:
             and _dotted_tail(child.value) in ("self", "cls")
         ):
             names.add(child.attr)
+        elif isinstance(child, ast.Call) and _dotted_tail(child.func) in _SETTERS:
+            names |= {a.value for a in child.args[:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)}
     for statement in node.body:
         for child in ast.walk(statement) if not isinstance(statement, (FunctionNode, ast.ClassDef)) else ():
             if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):

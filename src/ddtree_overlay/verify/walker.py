@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The walk through our code in one file: all of an overlay module, or what was inserted into a file of SGLang's."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Iterator
+
+from ddtree_overlay.verify.symbols import Class, Function, FunctionNode, Missing, Submodule, Symbol, Symbols, Unknown
+from ddtree_overlay.verify.values import Instance, Super, Value, Values
+
+
+class Walker(ast.NodeVisitor):
+    """What the checks of our code have in common: where it is, what its names are, and what objects have.
+
+    Args:
+        symbols: The snapshot with the overlay laid over it.
+        path: The file whose code is checked.
+        only: Check these statements of the file only (inserted code); None: all of it.
+        heirs: Overlay classes; a method that an upstream class lacks may be defined by those that inherit from it.
+    """
+
+    def __init__(
+        self, symbols: Symbols, path: str, *, only: Collection[ast.stmt] | None = None, heirs: Collection[Class] = ()
+    ) -> None:
+        self.symbols = symbols
+        self.path = path
+        self.only = None if only is None else frozenset(map(id, only))
+        self.lines = frozenset(statement.lineno for statement in only or ())
+        self.active = only is None
+        self.heirs = heirs
+        self.values = Values(symbols, path)
+
+    def call(self, node: ast.Call) -> None:
+        """A call in our code."""
+
+    def attribute(self, node: ast.Attribute) -> None:
+        """An attribute that our code reads or sets, other than one that it calls."""
+
+    def visit(self, node: ast.AST) -> None:
+        """Go on to a node; of a file of SGLang's only to what has inserted code in it."""
+        if not self.active and isinstance(node, ast.stmt):
+            if self.lines.isdisjoint(range(node.lineno, (node.end_lineno or node.lineno) + 1)):
+                return
+            if self.only is not None and id(node) in self.only:
+                self.active = True
+                super().visit(node)
+                self.active = False
+                return
+        super().visit(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        """A class."""
+        self.values.enter_class(node)
+        self.generic_visit(node)
+        self.values.leave_class()
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """A function."""
+        self.visit_function(node)
+
+    def visit_AsyncFunctionDef(self, node: ast.AsyncFunctionDef) -> None:
+        """A function."""
+        self.visit_function(node)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """A call."""
+        if self.active:
+            self.call(node)
+        self.visit(node.func.value if isinstance(node.func, ast.Attribute) else node.func)
+        for child in (*node.args, *node.keywords):
+            self.visit(child)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        """An attribute."""
+        if self.active:
+            self.attribute(node)
+        self.visit(node.value)
+
+    def visit_function(self, node: FunctionNode) -> None:
+        """A function of either kind; its annotations are not code that runs."""
+        for child in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
+            self.visit(child)
+        self.values.enter_function(node)
+        for statement in node.body:
+            self.visit(statement)
+        self.values.leave_function()
+
+    def member(self, owner: Value, name: str) -> Symbol:
+        """What a module, a class or an object has by that name."""
+        if isinstance(owner, Submodule):
+            return self.symbols.resolve(owner.name, name)
+        if isinstance(owner, Class):
+            return self.symbols.member(owner, name)
+        if isinstance(owner, Instance):
+            return self._written(owner, name)
+        return self.symbols.member(owner.cls, name, skip_own=True) if isinstance(owner, Super) else Unknown()
+
+    def _written(self, owner: Instance, name: str) -> Symbol:
+        """A member that somebody wrote down, not whatever a `__getattr__` may come up with."""
+        written = [self.symbols.writes(cls, name) for cls in owner.classes]
+        if True in written:
+            return self.symbols.member(owner.classes[written.index(True)], name)
+        if None in written:
+            return Unknown()
+        if self.only is None:
+            return Missing(f"{name} in class {owner.name}")
+        inherited = (self.symbols.member(heir, name) for cls in owner.classes for heir in self._heirs_of(cls))
+        missing = Missing(f"{name} in class {owner.name} or in an overlay class that inherits from it")
+        return next((found for found in inherited if isinstance(found, Function)), missing)
+
+    def _heirs_of(self, cls: Class) -> Iterator[Class]:
+        for heir in self.heirs:
+            lineage = [base for base in self.symbols.bases(heir) if isinstance(base, Class)]
+            if any((base.path, base.node.name) == (cls.path, cls.node.name) for base in lineage[1:]):
+                yield heir
