@@ -45,6 +45,12 @@ CLASSES: Mapping[str, tuple[str, ...]] = {
     "ResolvingConfig": _ARGUMENTS,
     "published spec": (*_PUBLISHED, "srt/arg_groups/fields/spec.py *"),
     "published schedule": (*_PUBLISHED, "srt/arg_groups/fields/schedule.py *"),
+    "ParallelContext": (
+        "srt/runtime_context.py ParallelContext",
+        "srt/runtime_context.py SpawnRanks",
+        "srt/server_args.py ServerArgs",
+        "srt/arg_groups/fields/parallel.py *",
+    ),
     # Workers and what they run. A DFLASH worker passes on what it lacks to the target's.
     "DFlashWorker": ("srt/speculative/dflash_worker.py DFlashWorker", _TARGET),
     "DFlashWorkerV2": ("srt/speculative/dflash_worker_v2.py DFlashWorkerV2", _TARGET),
@@ -155,7 +161,8 @@ RECEIVERS: Mapping[str, str] = {
     "draft_input": "DFlashDraftInput",
     "spec_info": "DFlashVerifyInput",
     "verify_input": "DFlashVerifyInput",
-    "output": "GenerationBatchResult",
+    "forward_batch_generation()": "GenerationBatchResult",
+    "plain_forward()": "GenerationBatchResult",
     "logits_output": "LogitsProcessorOutput",
 }
 

@@ -187,7 +187,7 @@ def test_every_class_of_the_table_is_in_some_release(name: str):
     """A place that no release has would decide nothing."""
     for place in receivers.CLASSES[name]:
         path, _, cls = place.partition(" ")
-        found = [text for row in (KNOWN[0], KNOWN[-1]) if (text := _source(row.version, path)) is not None]
+        found = [text for row in (KNOWN[0], KNOWN[4], KNOWN[-1]) if (text := _source(row.version, path)) is not None]
         assert any(cls == "*" or f"class {cls}" in text for text in found), place
 
 
@@ -224,7 +224,7 @@ def messages(version: str, *, without: str | None = None, rename: tuple[str, str
 @pytest.mark.parametrize(
     ("version", "variant", "renamed"),
     [
-        ("0.5.13", "0.5.13", "_make_graph_key in class CudaGraphRunner"),
+        ("0.5.13", "0.5.13", "check_finished in class Req"),
         ("0.5.19", "0.5.19", "get_model_config in class ServerArgs"),
         ("0.5.16", "0.5.16", "mambaish_config in class ModelRunner"),
     ],
@@ -232,7 +232,7 @@ def messages(version: str, *, without: str | None = None, rename: tuple[str, str
 def test_rename_that_a_release_made_is_found_without_the_variant_that_answers_it(
     version: str, variant: str, renamed: str
 ):
-    """The first two were noticed when an engine started."""
+    """Names like `get_model_config` were missed when an engine started, and by no check."""
     assert renamed in messages(version, without=variant)
     assert renamed not in messages(version)
 
