@@ -152,7 +152,8 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
 
     def prewarm_sampling(self) -> Any:
         """Rehearse nothing: from SGLang 0.5.20 on DFLASH runs its sampled verify here, gigabytes that no step needs."""
-        return self.model_runner.prewarm_sampling()
+        # Releases before that have no such rehearsal, and never call this.
+        return self.model_runner.prewarm_sampling() if hasattr(self.model_runner, "prewarm_sampling") else None
 
     def _defer_target_verify_gather(self) -> None:
         """No verify logits that stay sharded over the vocabulary: the accept walk reads whole rows."""
