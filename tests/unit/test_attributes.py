@@ -136,6 +136,19 @@ def test_what_is_asked_for_ours_or_unknown_is_no_finding(code: str):
     assert missing(code) == []
 
 
+def test_call_of_what_is_asked_for_is_no_finding():
+    """Where a method may be missing, so may its signature."""
+    guarded = "def f(model_runner):\n    return model_runner.gone() if hasattr(model_runner, 'gone') else 1"
+    sources = {**SGLANG, OURS: guarded, "srt/b.py": "def f(model_runner):\n    model_runner.gone()"}
+    symbols = Symbols({path: text.encode() for path, text in sources.items()}, frozenset())
+    tally = Tally()
+
+    for path in (OURS, "srt/b.py"):
+        check_calls(symbols, path, tally)
+
+    assert [f.path for f in tally.findings] == ["srt/b.py"]
+
+
 def test_object_whose_base_is_not_in_the_snapshot_is_counted():
     """What cannot be known is no finding, and is not hidden."""
     files = {path: text for path, text in SGLANG.items() if "mixin" not in path}

@@ -13,10 +13,10 @@ from collections.abc import Collection
 
 from ddtree_overlay.receivers import KEYWORDS
 from ddtree_overlay.verify.findings import Finding
-from ddtree_overlay.verify.symbols import Class, FunctionNode, Missing, Symbols, Unknown
+from ddtree_overlay.verify.symbols import Class, Missing, Symbols, Unknown
 from ddtree_overlay.verify.uses import Tally
 from ddtree_overlay.verify.values import Instance, Value
-from ddtree_overlay.verify.walker import Walker
+from ddtree_overlay.verify.walker import Walker, called
 
 
 def check_attributes(
@@ -43,16 +43,6 @@ class _Attributes(Walker):
     ) -> None:
         super().__init__(symbols, path, only=only, heirs=heirs)
         self.tally = tally
-        #: What the functions around ask for before they take it: (object, attribute).
-        self.asked: list[frozenset[tuple[str, str]]] = []
-
-    def visit_function(self, node: FunctionNode) -> None:
-        calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and len(n.args) > 1]
-        asking = [n for n in calls if _called(n) == "hasattr" or (_called(n) == "getattr" and len(n.args) > 2)]
-        found = [(ast.unparse(call.args[0]), self.values.text(call.args[1])) for call in asking]
-        self.asked.append(frozenset((owner, name) for owner, name in found if name is not None))
-        super().visit_function(node)
-        self.asked.pop()
 
     def attribute(self, node: ast.Attribute) -> None:
         # What we set under our own name is ours.
@@ -60,7 +50,7 @@ class _Attributes(Walker):
             self._look_up(node.value, node.attr, node)
 
     def call(self, node: ast.Call) -> None:
-        name = _called(node)
+        name = called(node)
         if (name, len(node.args)) in {("getattr", 2), ("setattr", 3)}:
             attribute = self.values.text(node.args[1])
             if attribute is not None:
@@ -72,7 +62,7 @@ class _Attributes(Walker):
                     self._note(owner, keyword.arg, node)
 
     def _look_up(self, owner: ast.expr, name: str, node: ast.expr) -> None:
-        if not any((ast.unparse(owner), name) in asked for asked in self.asked):
+        if not self.is_asked_for(owner, name):
             self._note(self.values.of(owner), name, node)
 
     def _note(self, owner: Value, name: str, node: ast.expr) -> None:
@@ -86,7 +76,3 @@ class _Attributes(Walker):
         if isinstance(found, Missing):
             message = f"uses what SGLang does not have: {found.what}"
             self.tally.findings.append(Finding("attributes", "error", self.path, node.lineno, message))
-
-
-def _called(node: ast.Call) -> str:
-    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

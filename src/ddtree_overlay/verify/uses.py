@@ -77,6 +77,8 @@ class _Calls(Walker):
 
     def call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute):
+            if self.is_asked_for(node.func.value, node.func.attr):
+                return
             owner = self.values.of(node.func.value)
             found: Value = self.member(owner, node.func.attr)
             signature = self._signature_on(owner, found)

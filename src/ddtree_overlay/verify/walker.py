@@ -30,6 +30,8 @@ class Walker(ast.NodeVisitor):
         self.active = only is None
         self.heirs = heirs
         self.values = Values(symbols, path)
+        #: What the functions around ask for before they take it: (object, attribute).
+        self._asked: list[frozenset[tuple[str, str]]] = []
 
     def call(self, node: ast.Call) -> None:
         """A call in our code."""
@@ -81,10 +83,19 @@ class Walker(ast.NodeVisitor):
         """A function of either kind; its annotations are not code that runs."""
         for child in (*node.decorator_list, *node.args.defaults, *filter(None, node.args.kw_defaults)):
             self.visit(child)
+        calls = [n for n in ast.walk(node) if isinstance(n, ast.Call) and len(n.args) > 1]
+        asking = [n for n in calls if called(n) == "hasattr" or (called(n) == "getattr" and len(n.args) > 2)]
+        found = [(ast.unparse(call.args[0]), self.values.text(call.args[1])) for call in asking]
+        self._asked.append(frozenset((owner, name) for owner, name in found if name is not None))
         self.values.enter_function(node)
         for statement in node.body:
             self.visit(statement)
         self.values.leave_function()
+        self._asked.pop()
+
+    def is_asked_for(self, owner: ast.expr, name: str) -> bool:
+        """Whether a function around asks with `hasattr`, or a default for `getattr`, if an object has that."""
+        return any((ast.unparse(owner), name) in asked for asked in self._asked)
 
     def member(self, owner: Value, name: str) -> Symbol:
         """What a module, a class or an object has by that name."""
@@ -114,3 +125,8 @@ class Walker(ast.NodeVisitor):
             lineage = [base for base in self.symbols.bases(heir) if isinstance(base, Class)]
             if any((base.path, base.node.name) == (cls.path, cls.node.name) for base in lineage[1:]):
                 yield heir
+
+
+def called(node: ast.Call) -> str:
+    """The last part of the name that a call calls."""
+    return node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
