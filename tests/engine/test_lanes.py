@@ -109,5 +109,5 @@ def test_a_start_says_what_each_budget_costs(engines: Engines, version: str):
     rows = [line.split() for line in table[1:]]
 
     assert [row[0] for row in rows] == ["3", "7", "16", "40"]
-    slots = {"0.5.11": ["8", "8", "17", "41"], "0.5.17": ["82"] * 4}[version]
+    slots = {"0.5.11": ["8", "8", "17", "41"], "0.5.17": ["50"] * 4}[version]
     assert [row[3] for row in rows] == slots

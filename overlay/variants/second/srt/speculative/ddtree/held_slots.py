@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""KV slots that a request holds beside its committed tokens: the reserve of two steps, whichever lane verifies."""
+"""KV slots that a request holds beside its committed tokens: what is reserved ahead, whichever lane verifies."""
 
 from __future__ import annotations
 
