@@ -7,12 +7,13 @@ decoding. Import it where the overlay can be imported (`kernels.overlay_importab
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import random
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -216,9 +217,9 @@ class World:
         self.clock += took * scatter * (self._random.uniform(2, 10) if self._random.random() < self.outliers else 1.0)
         if choice.shape != "none":
             row = _row(of, self._places, choice, grown)
-            _count_by(lambda out: out[: len(row)].copy_(torch.from_numpy(row[: len(out)])))
-            # The tree itself is not looked at, only how wide it was grown.
-            self._auto.count(SimpleNamespace(grown_scores=np.empty((1, grown))), None, None)
+            with _counted_by(lambda out: out[: len(row)].copy_(torch.from_numpy(row[: len(out)]))):
+                # The tree itself is not looked at, only how wide it was grown.
+                self._auto.count(SimpleNamespace(grown_scores=np.empty((1, grown))), None, None)
         self._auto.end()
         self.clock += self.gap
         self.tokens += batch_size * emitted(text, choice)
@@ -251,6 +252,12 @@ def _row(of: Requests, places: Any, choice: Choice, grown: int) -> Any:
     return np.concatenate([accepted, expected, told[:, None]], axis=1)
 
 
-def _count_by(write: Callable[[torch.Tensor], object]) -> None:
-    """Let the observer's next count be written by a call, in the place of the kernel."""
+@contextlib.contextmanager
+def _counted_by(write: Callable[[torch.Tensor], object]) -> Iterator[None]:
+    """Let the observer's count be written by a call, in the place of the kernel."""
+    before = observing.tally_step
     observing.tally_step = lambda out, *_: write(out)
+    try:
+        yield
+    finally:
+        observing.tally_step = before

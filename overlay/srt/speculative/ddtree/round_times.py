@@ -122,36 +122,33 @@ class RoundTimes:
         A host that is slower than the device hides what a wider graph takes more, and one that hides nothing gains
         all that a narrower one takes less.
         """
-        times = self._sure(bucket) or self._times(bucket)
-        return (self._guess(bucket, choice, times, hidden=True) if times else self._base(bucket, choice)) + self.gap(
-            bucket
-        )
+        others = self._others(bucket, choice)
+        step = self._guess(bucket, choice, others, hidden=True) if others else self._base(bucket, choice)
+        return step + self.gap(bucket)
 
     def step(self, bucket: int, choice: Choice) -> float:
         """Milliseconds that a step is expected to take.
 
         A choice that was not measured is expected to differ from the nearest measured one as at start-up.
         """
-        times, lane = self._times(bucket), self._measured[bucket].get(choice)
-        if not times:
-            return self._base(bucket, choice)
-        if lane is not None and lane.rounds >= _FEW:
-            return times[choice]
-        # Others that are well known say what can be believed; those that are not may have been disturbed as well.
-        sure = self._sure(bucket)
+        lane, others = self._measured[bucket].get(choice), self._others(bucket, choice)
+        guess = self._guess(bucket, choice, others) if others else self._base(bucket, choice)
         if lane is None:
-            return self._guess(bucket, choice, sure or times)
-        return min(times[choice], (1.0 + DOUBT) * self._guess(bucket, choice, sure)) if sure else times[choice]
+            return guess
+        time = lane.milliseconds * self._level[bucket] / lane.level
+        is_doubtful = lane.rounds < _FEW <= max((self.known(bucket, other)[0] for other in others), default=0)
+        return min(time, (1.0 + DOUBT) * guess) if is_doubtful else time
 
-    def _times(self, bucket: int) -> dict[Choice, float]:
-        """Milliseconds of the measured choices of a bucket, as they would be now."""
-        level = self._level[bucket]
-        return {choice: lane.milliseconds * level / lane.level for choice, lane in self._measured[bucket].items()}
+    def _others(self, bucket: int, choice: Choice) -> dict[Choice, float]:
+        """Milliseconds of what tells of a choice, as they would be now: others that draft if it does, else any.
 
-    def _sure(self, bucket: int) -> dict[Choice, float]:
-        """The same of those that were measured for a while."""
-        lanes = self._measured[bucket]
-        return {choice: time for choice, time in self._times(bucket).items() if lanes[choice].rounds >= _FEW}
+        Those that are well known, if there are any: the first rounds may have been disturbed.
+        """
+        level, lanes = self._level[bucket], self._measured[bucket]
+        others = [known for known in lanes if known != choice]
+        alike = [known for known in others if (known.shape == "none") == (choice.shape == "none")] or others
+        sure = [known for known in alike if lanes[known].rounds >= _FEW] or alike
+        return {known: lanes[known].milliseconds * level / lanes[known].level for known in sure}
 
     def _guess(self, bucket: int, choice: Choice, times: Mapping[Choice, float], *, hidden: bool = False) -> float:
         """What a choice would take, from what others take; with `hidden` the least of it."""
