@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddtree_overlay.edits.allocation import ALLOCATION
 from ddtree_overlay.edits.allocation_sizing import (
     ALLOCATION_SIZING,
     ALLOCATION_SIZING_COMMON,
@@ -215,9 +216,9 @@ RELEASES = (
     Release("0.5.13", (*_FIRST_13, INTERNAL_STATE), sites="0.5.13", variants=_LAID_13),
     Release("0.5.14", (*_SECOND_14, *_RUNTIME_14, SCHEDULER), sites="0.5.14", variants=_LAID_14),
     Release("0.5.15", (*_SECOND_15, *_RUNTIME_15, INTERNAL_STATE), sites="0.5.15", variants=_LAID_15),
-    Release("0.5.16", (*_SECOND_16, *_RUNTIME_16, INTERNAL_STATE), sites="0.5.16", variants=_LAID_16),
-    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17, INTERNAL_STATE), sites="0.5.17", variants=_LAID_17),
-    Release("0.5.18", (*_SECOND_18, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.18", variants=_LAID_18),
+    Release("0.5.16", (*_SECOND_16, *_RUNTIME_16, ALLOCATION, INTERNAL_STATE), sites="0.5.16", variants=_LAID_16),
+    Release("0.5.17", (*_SECOND_17, *_RUNTIME_17, ALLOCATION, INTERNAL_STATE), sites="0.5.17", variants=_LAID_17),
+    Release("0.5.18", (*_SECOND_18, *_RUNTIME_18, ALLOCATION, INTERNAL_STATE), sites="0.5.18", variants=_LAID_18),
     Release("0.5.19", (*_SECOND_19, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.19", variants=_LAID_19),
     Release("0.5.20", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.20", variants=_LAID_20),
     Release("0.5.21", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.21", variants=_LAID_21),

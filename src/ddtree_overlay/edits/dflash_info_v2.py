@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from ddtree_overlay.edits.anchors import After
+from ddtree_overlay.edits.anchors import After, Before
 from ddtree_overlay.edits.base import Edit, Example, add_field, insert_statements
 
 
@@ -18,6 +18,10 @@ class DFlashDraftInputV2:
         block_size = int(get_spec().speculative_num_draft_tokens)
         if block_size <= 0:
             raise ValueError("DFLASH invalid")
+        uniform_top_k = True
+        for i, req in enumerate(batch.reqs):
+            batch_seq_lens_cpu_t[i] = req.kv_committed_len
+        self.max_top_k = max(max_top_k, 1)
 """,
     after="""\
 class DFlashDraftInputV2:
@@ -35,6 +39,17 @@ class DFlashDraftInputV2:
             self.penalizer_orchestrator = batch.sampling_info.penalizer_orchestrator
         if block_size <= 0:
             raise ValueError("DFLASH invalid")
+        uniform_top_k = True
+        if batch.spec_algorithm.is_ddtree():
+            length_tensors = batch_seq_lens_cpu_t, cur_kv_lens_cpu_t, nxt_kv_lens_cpu_t
+            batch_seq_lens_cpu_t, cur_kv_lens_cpu_t, nxt_kv_lens_cpu_t = (
+                lengths.numpy() for lengths in length_tensors
+            )
+        for i, req in enumerate(batch.reqs):
+            batch_seq_lens_cpu_t[i] = req.kv_committed_len
+        if batch.spec_algorithm.is_ddtree():
+            batch_seq_lens_cpu_t, cur_kv_lens_cpu_t, nxt_kv_lens_cpu_t = length_tensors
+        self.max_top_k = max(max_top_k, 1)
 """,
 )
 
@@ -58,9 +73,32 @@ if batch.spec_algorithm.is_ddtree():
     reason="A step writes a draft block and a tree; SGLang reserves twice as much, for the step in flight too.",
 )
 
+WRITE_AS_ARRAYS = insert_statements(
+    "DFlashDraftInputV2.prepare_for_decode",
+    After("uniform_top_k = True"),
+    """\
+if batch.spec_algorithm.is_ddtree():
+    length_tensors = batch_seq_lens_cpu_t, cur_kv_lens_cpu_t, nxt_kv_lens_cpu_t
+    batch_seq_lens_cpu_t, cur_kv_lens_cpu_t, nxt_kv_lens_cpu_t = (
+        lengths.numpy() for lengths in length_tensors
+    )
+""",
+    reason="SGLang writes three lengths a request one by one; into a tensor each of them is an operation of PyTorch.",
+)
+
+AS_TENSORS_AGAIN = insert_statements(
+    "DFlashDraftInputV2.prepare_for_decode",
+    Before("self.max_top_k = max(max_top_k, 1)"),
+    """\
+if batch.spec_algorithm.is_ddtree():
+    batch_seq_lens_cpu_t, cur_kv_lens_cpu_t, nxt_kv_lens_cpu_t = length_tensors
+""",
+    reason="What follows copies the same memory to the device, and keeps it as tensors.",
+)
+
 DFLASH_INFO_V2 = Edit(
     path="srt/speculative/dflash_info_v2.py",
     summary="Reserve slots for what is in flight and the widest step, and let a step count its root for the penalties.",
-    insertions=(PENALTIES_FIELD, RESERVE),
+    insertions=(PENALTIES_FIELD, RESERVE, WRITE_AS_ARRAYS, AS_TENSORS_AGAIN),
     examples=(EXAMPLE,),
 )
