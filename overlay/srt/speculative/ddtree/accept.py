@@ -117,11 +117,14 @@ def views_of(report: torch.Tensor, batch: int, block_size: int) -> tuple[torch.T
     return report[:tokens].view(batch, block_size), report[tokens:rest].view(batch, -1), report[rest:]
 
 
-def lists_of(report: list[int], batch: int, block_size: int) -> tuple[list[list[int]], list[list[int]], list[int]]:
-    """The same as lists, from the report as a list."""
-    accept_lens = report[len(report) - batch :]
-    first = batch * block_size
-    steps = (len(report) - batch - first) // batch
-    tokens = [report[start : start + block_size] for start in range(0, first, block_size)]
-    paths = [report[start : start + steps] for start in range(first, first + batch * steps, steps)]
-    return tokens, paths, accept_lens
+def emitted_of(report: list[int], batch: int, block_size: int) -> tuple[list[list[int]], list[int]]:
+    """Tokens and accept lengths as lists, from the report as a list."""
+    tokens = [report[start : start + block_size] for start in range(0, batch * block_size, block_size)]
+    return tokens, report[len(report) - batch :]
+
+
+def paths_of(report: list[int], batch: int, block_size: int) -> list[list[int]]:
+    """Paths as lists, from the report as a list."""
+    first, last = batch * block_size, len(report) - batch
+    steps = (last - first) // batch
+    return [report[start : start + steps] for start in range(first, last, steps)]

@@ -13,23 +13,46 @@ class HostCopy:
 
     Args:
         tensor: Not written to again before the copy is done, but by what is launched on the same stream.
+        before: A copy that has been waited for and whose tensor nobody reads any more: its memory is used again.
     """
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    def __init__(self, tensor: torch.Tensor, before: HostCopy | None = None) -> None:
+        self._pinned: torch.Tensor | None = None
         self._done: torch.cuda.Event | None = None
+        self._host = tensor
         if tensor.is_cuda:
-            self._host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+            if before is not None and before._fits(tensor):
+                self._pinned, self._done = before._pinned, before._done
+            else:
+                self._pinned = torch.empty(tensor.numel(), dtype=tensor.dtype, pin_memory=True)
+                self._done = torch.cuda.Event()
+            assert self._pinned is not None
+            assert self._done is not None
+            self._host = self._pinned[: tensor.numel()].view(tensor.shape)
             self._host.copy_(tensor, non_blocking=True)
-            self._done = torch.cuda.Event()
             self._done.record()
-        else:
-            self._host = tensor
+
+    def _fits(self, tensor: torch.Tensor) -> bool:
+        pinned = self._pinned
+        return pinned is not None and pinned.dtype == tensor.dtype and pinned.numel() >= tensor.numel()
 
     def wait(self) -> torch.Tensor:
         """The tensor on the host; waits for what was launched before the copy, and for nothing that came after."""
         if self._done is not None:
             self._done.synchronize()
         return self._host
+
+
+class StepCopies:
+    """A copy a step, waited for before the next one is asked for: pinned memory and event are taken once."""
+
+    def __init__(self) -> None:
+        self._last: HostCopy | None = None
+
+    def of(self, tensor: torch.Tensor) -> HostCopy:
+        """The step's copy, on its way; the one before is not to be read any more."""
+        self._last = HostCopy(tensor, self._last)
+        return self._last
 
 
 def indices_on(

@@ -10,6 +10,6 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import Req
 
 
-def finish_if_due(req: Req, count: int = 1) -> None:
-    """Let the request look at its newest `count` tokens: stop, length, end."""
-    req.check_finished(count)
+def finish_if_due(req: Req) -> None:
+    """Let the request look at its newest token: stop, length, end."""
+    req.check_finished()

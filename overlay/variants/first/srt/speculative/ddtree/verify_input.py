@@ -8,15 +8,14 @@ as soon as the accept walk is launched, and waited for after everything has been
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.speculative.ddtree import stages
-from sglang.srt.speculative.ddtree.accept import Acceptance, accept, lists_of
-from sglang.srt.speculative.ddtree.counting import count_step
-from sglang.srt.speculative.ddtree.finishing import finish_if_due
-from sglang.srt.speculative.ddtree.host_copies import HostCopy, indices_on
+from sglang.srt.speculative.ddtree.accept import Acceptance, accept, emitted_of, paths_of
+from sglang.srt.speculative.ddtree.emitting import emit
+from sglang.srt.speculative.ddtree.host_copies import StepCopies, indices_on
 from sglang.srt.speculative.ddtree.kv_move import move_to_front
 from sglang.srt.speculative.ddtree.placing import Placed, place
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_logits, count_roots, roots_only
@@ -51,6 +50,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     #: Launches what only the device's acceptance decides, before the host waits for it: (batch, acceptance, hidden
     #: states of all nodes). What it does with the hidden states nobody else has to do; None gives them back instead.
     on_accepted: Callable[[Any, Acceptance, torch.Tensor], None] | None = None
+    #: Bring the report to the host, step after step.
+    copies: StepCopies = field(default_factory=StepCopies)
     #: Counts what was accepted, as soon as the device's acceptance is launched.
     count: Callable[[Acceptance], None] | None = None
     #: Whether this process writes the trace: one of the tensor-parallel ranks.
@@ -85,7 +86,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
 
         stages.mark(stages.ACCEPT)
         acceptance, root_only = self._accept(batch, logits_output.next_token_logits)
-        report = HostCopy(acceptance.report)
+        report = self.copies.of(acceptance.report)
         if self.observe is not None:
             self.observe(acceptance, root_only)
         stages.mark(stages.COMMIT)
@@ -114,16 +115,17 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         Args:
             report: The acceptance's, on the host.
         """
-        tokens, paths, accept_lens = lists_of(report, len(batch.reqs), self.block_size)
+        tokens, accept_lens = emitted_of(report, len(batch.reqs), self.block_size)
         prefix_lens = batch.seq_lens_cpu.tolist()
         committed = emit(batch, tokens, accept_lens)
         if self.traced:
             trace_step([req.rid for req in batch.reqs], prefix_lens, self.tree, acceptance, committed, exact=self.exact)
         self.path, self.last_nodes = acceptance.path, acceptance.last_nodes
         current_tokens, commit_lens, new_lens = acceptance.bonus, acceptance.commit_lens, acceptance.new_seq_lens
-        is_cut = any(count <= accepted for count, accepted in zip(committed, accept_lens, strict=True))
+        is_cut = sum(committed) != sum(accept_lens) + len(accept_lens)
         if is_cut:
             # A stop cut a path: the device does not know.
+            paths = paths_of(report, len(batch.reqs), self.block_size)
             last_nodes = [path[count - 1] for path, count in zip(paths, committed, strict=True)]
             lens = [length + count for length, count in zip(prefix_lens, committed, strict=True)]
             known = [[req.output_ids[-1] for req in batch.reqs], committed, last_nodes, lens]
@@ -139,6 +141,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
                 self.placed = None
         advance(batch, committed)
         if self.on_accepted is None:
+            paths = paths_of(report, len(batch.reqs), self.block_size)
             nodes = [
                 request * self.draft_token_num + node
                 for request, count in enumerate(committed)
@@ -173,13 +176,14 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         The device has sorted them, as if nothing had cut a path.
         """
         assert self.placed is not None
-        walked = [accepted + 1 for accepted in accept_lens]
-        free = self.placed.free[: len(walked) * self.draft_token_num - sum(walked)]
-        kept = self.placed.kept[: sum(walked)]
-        if committed != walked:
+        total = sum(accept_lens) + len(accept_lens)
+        free = self.placed.free[: len(accept_lens) * self.draft_token_num - total]
+        kept = self.placed.kept[:total]
+        if sum(committed) != total:
+            walked = [accepted + 1 for accepted in accept_lens]
             starts = [sum(walked[:request]) for request in range(len(walked))]
             good = [start + step for start, count in zip(starts, committed, strict=True) for step in range(count)]
-            behind = sorted(set(range(sum(walked))) - set(good))
+            behind = sorted(set(range(total)) - set(good))
             parted = kept.index_select(0, indices_on(batch.device, [good, behind]))
             kept, free = parted[: len(good)], torch.cat([free, parted[len(good) :]])
         batch.token_to_kv_pool_allocator.free(free)
@@ -201,54 +205,6 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         slots = batch.out_cache_loc.index_select(0, indices_on(batch.device, [kept, free]))
         batch.token_to_kv_pool_allocator.free(slots[len(kept) :])
         batch.out_cache_loc = slots[: len(kept)]
-
-
-def emit(batch: ScheduleBatch, tokens: list[list[int]], accept_lens: list[int]) -> list[int]:
-    """Append accepted tokens and bonus to each request until it finishes: how many of each.
-
-    k appended tokens commit k nodes: the root and all but the last of them; the last is the next round's root.
-
-    Args:
-        tokens: Accepted tokens, then the bonus, of each request.
-        accept_lens: How many of them are accepted ones.
-    """
-    committed = []
-    think_end_id = batch.model_config.think_end_id
-    for req, emitted, accepted in zip(batch.reqs, tokens, accept_lens, strict=True):
-        new = emitted[: accepted + 1]
-        reasons = req.require_reasoning and think_end_id is not None
-        appended = len(new) if not reasons and emit_at_once(req, new) else 0
-        for token in [] if appended else new:
-            req.output_ids.append(token)
-            appended += 1
-            if reasons:
-                req.update_reasoning_tokens(token, think_end_id)
-            finish_if_due(req)
-            if req.finished():
-                break
-        count_step(req, appended - 1)
-        committed.append(appended)
-    return committed
-
-
-def emit_at_once(req: Any, new: list[int]) -> bool:
-    """Append tokens with one look at all of them, if none of them finishes the request; else leave it as it was.
-
-    A stop string may be gone from the text's end when the last token is there: such a request looks at each token.
-    """
-    params = req.sampling_params
-    if params.stop_strs or params.stop_regex_strs or req.to_finish or req.grammar is not None:
-        return False
-    before = len(req.output_ids)
-    if before + len(new) >= params.max_new_tokens:
-        return False
-    req.output_ids.extend(new)
-    finish_if_due(req, len(new))
-    if not req.finished():
-        return True
-    del req.output_ids[before:]
-    req.finished_reason = req.finished_len = None
-    return False
 
 
 def map_slots(batch: ScheduleBatch, new_lens: torch.Tensor) -> None:
@@ -273,7 +229,8 @@ def advance(batch: ScheduleBatch, committed: list[int]) -> None:
     for req, count in zip(batch.reqs, committed, strict=True):
         req.kv_committed_len += count
         req.kv_allocated_len = req.kv_committed_len
-    batch.seq_lens_cpu.add_(torch.tensor(committed, dtype=batch.seq_lens_cpu.dtype))
+    lens = batch.seq_lens_cpu.numpy()
+    lens += committed
     batch.seq_lens_sum += sum(committed)
 
 
