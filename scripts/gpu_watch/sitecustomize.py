@@ -194,7 +194,8 @@ if os.environ.get("DDTREE_GUARD") or os.environ.get("DDTREE_COUNT"):
         "draft_slots",
     )
     HOOKS |= dict.fromkeys((f"{SPECULATIVE}.ddtree.{name}" for name in PARTS), watch_steps_of)
-    HOOKS |= dict.fromkeys((f"{SPECULATIVE}.{name}" for name in ("dflash_worker", "dflash_worker_v2")), watch_steps_of)
+    UPSTREAM = ("dflash_worker", "dflash_worker_v2", "dflash_info_v2")
+    HOOKS |= dict.fromkeys((f"{SPECULATIVE}.{name}" for name in UPSTREAM), watch_steps_of)
     HOOKS |= dict.fromkeys(("sglang.srt.model_executor.model_runner", "triton.runtime.jit"), watch_steps_of)
 
 

@@ -131,6 +131,8 @@ class Counter(TorchDispatchMode):
 
 
 COUNTERS = []
+#: Operations with which the scheduler has reserved slots for the next step.
+RESERVED = []
 
 
 def as_a_whole(function, name, count):
@@ -168,9 +170,22 @@ def count_worker(module, target):
                 COUNTERS.pop()
                 with open(target, "a") as out:
                     line = {"batch": requests, "operations": sum(counter.names.values()), "names": counter.names}
-                    out.write(json.dumps(line) + "\n")
+                    out.write(json.dumps(line | {"reserved": RESERVED.pop() if RESERVED else 0}) + "\n")
 
     getattr(module, name).forward_batch_generation = counted
+
+
+def count_reserve(module):
+    """What the scheduler does for a step of the second worker, before it."""
+    plain = module.DFlashDraftInputV2.prepare_for_decode
+
+    @functools.wraps(plain)
+    def reserve(self, batch):
+        with Counter() as counter:
+            plain(self, batch)
+        RESERVED[:] = [sum(counter.names.values())]
+
+    module.DFlashDraftInputV2.prepare_for_decode = reserve
 
 
 def count_forward(module):
@@ -212,6 +227,8 @@ def hook(module, guarded, counted):
         return
     if own.startswith("dflash_worker"):
         count_worker(module, counted)
+    elif own == "dflash_info_v2":
+        count_reserve(module)
     elif own == "model_runner":
         count_forward(module)
     elif own == "jit":

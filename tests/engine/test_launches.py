@@ -16,8 +16,12 @@ from tests.engine.engines import Engines, Release, Sites
 
 
 VERSIONS = (harness.RELEASE, harness.SECOND_RELEASE)
-#: Waits for the device that DFLASH's own part of a step has in the first worker.
-WAITS = {harness.RELEASE: 2, harness.SECOND_RELEASE: 0}
+#: Requests of a large batch, and the part of DFLASH's operations that a tree's step may take there. SGLang's kernel for
+#: its table is two operations a request on a CPU, for both.
+MANY = 32
+PART = {harness.RELEASE: 0.4, harness.SECOND_RELEASE: 1.0}
+#: Operations a request with which DFLASH reserves slots and a tree does not: three lengths written, one read.
+LENGTHS = 4
 
 
 def queue(engines: Engines, sites: Sites) -> None:
@@ -29,7 +33,9 @@ def queue(engines: Engines, sites: Sites) -> None:
             if algorithm == "DDTREE":
                 extra["speculative_ddtree_budget"] = 16
             name = f"{algorithm} {version}"
-            args, calls = harness.engine_args(algorithm, **extra), [harness.greedy(harness.prompts(0, 1, 3), 24)]
+            room = {"max_running_requests": MANY, "max_total_tokens": 4096}
+            batches = (harness.prompts(0, 1, 3), harness.prompts(*range(MANY)))
+            args, calls = harness.engine_args(algorithm, **room | extra), [harness.greedy(few, 24) for few in batches]
             here.start(name, args, calls, DDTREE_COUNT=str(engines.folder / f"{name}.count"))
 
 
@@ -45,7 +51,8 @@ def steps(engines: Engines, name: str) -> list[dict[str, Any]]:
 def test_a_tree_costs_no_more_launches_than_a_chain(engines: Engines, version: str) -> None:
     """And it is one launch each for tree, mask, acceptance."""
     tree, chain = (steps(engines, f"{algorithm} {version}") for algorithm in ("DDTREE", "DFLASH"))
-    assert median(step["operations"] for step in tree) <= median(step["operations"] for step in chain)
+    few, others = ([step["operations"] for step in arm if step["batch"] <= 3] for arm in (tree, chain))
+    assert median(few) <= median(others)
     for step in tree:
         assert all(step["names"][name] == 1 for name in ("build_tree", "write_tree_mask", "accept"))
 
@@ -61,7 +68,26 @@ def test_launches_do_not_grow_with_the_batch(engines: Engines, version: str) -> 
 
 
 @pytest.mark.parametrize("version", VERSIONS)
+def test_a_large_batch_costs_the_host_a_part_of_a_chain_s_operations(engines: Engines, version: str) -> None:
+    """DFLASH's first worker reads every request's tokens by themselves; plain decoding beat it at 32 requests."""
+    tree, chain = (
+        median(step["operations"] for step in steps(engines, f"{algorithm} {version}") if step["batch"] == MANY)
+        for algorithm in ("DDTREE", "DFLASH")
+    )
+    assert tree <= PART[version] * chain
+
+
+def test_slots_are_reserved_without_an_operation_for_each_length(engines: Engines) -> None:
+    """DFLASH's second worker writes three tensors and reads one request by request."""
+    tree, chain = (
+        max(step["reserved"] for step in steps(engines, f"{algorithm} {harness.SECOND_RELEASE}"))
+        for algorithm in ("DDTREE", "DFLASH")
+    )
+    assert 0 < tree <= chain - LENGTHS * MANY
+
+
+@pytest.mark.parametrize("version", VERSIONS)
 def test_a_step_asks_the_device_for_no_number_of_its_own(engines: Engines, version: str) -> None:
     """`item`, in whatever form; the first worker's copy of what was accepted is none of them."""
     for step in steps(engines, f"DDTREE {version}"):
-        assert step["names"].get("aten._local_scalar_dense.default", 0) <= WAITS[version]
+        assert not {"aten._local_scalar_dense.default", "aten.item.default"} & step["names"].keys()

@@ -88,6 +88,7 @@ class Worker(worker_module.DDTreeWorker):
         )
         self._choosing = SimpleNamespace()
         self.draft_model = SimpleNamespace(project_target_hidden=lambda hidden: hidden)
+        self._copies = SimpleNamespace(of=lambda tensor: SimpleNamespace(wait=lambda: tensor))
 
     def choosing(self, width: int, shape: str, grown: int) -> None:
         """Let the next step be of a kind; it is observed, as by `auto`."""
@@ -104,7 +105,6 @@ def step(worker: Worker, batch_size: int, *, penalised: bool, monkeypatch: pytes
         "prepare_for_verify",
         lambda _, batch, *__, **___: None,  # noqa: ARG005
     )
-    monkeypatch.setattr(verify_input, "HostCopy", lambda tensor: SimpleNamespace(wait=lambda: tensor))
     monkeypatch.setattr(verify_input.DDTreeVerifyInput, "_commit", lambda *_: (None,) * 4)
     only = torch.ones(batch_size, dtype=torch.bool) if penalised else None
     monkeypatch.setattr(verify_input, "roots_only", lambda *_: only)
@@ -141,6 +141,7 @@ def step(worker: Worker, batch_size: int, *, penalised: bool, monkeypatch: pytes
             draft_token_num=1,
             tree=tree,
             targets=worker._targets,
+            copies=worker._copies,
             block_size=BLOCK,
             pool=worker._moving_pool,
             on_accepted=worker._write_root_kv,

@@ -25,7 +25,9 @@ from sglang.srt.speculative.ddtree.commit import committed_rows
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.draft_kv import append_draft_kv
 from sglang.srt.speculative.ddtree.draft_slots import draft_slots
+from sglang.srt.speculative.ddtree.drafting import BlockDrafter
 from sglang.srt.speculative.ddtree.gates import check_model_runner
+from sglang.srt.speculative.ddtree.host_copies import StepCopies
 from sglang.srt.speculative.ddtree.kv_move import movable_pool
 from sglang.srt.speculative.ddtree.lanes import Lanes
 from sglang.srt.speculative.ddtree.plain_forward import plain_forward
@@ -95,6 +97,8 @@ class DDTreeWorker(DFlashWorker):
         self._choosing = Choosing(self._lanes, server_args)
         self._choosing.ready(model_runner=self.model_runner, draft_runner=self.draft_model_runner, group=get_tp_group())
         self._draft_kv_written = False
+        self._copies = StepCopies()
+        self._drafter = BlockDrafter.of(self)
         # DFLASH's notes on its own chain verify would be untrue here.
         self._warned_sampling_fallback = True
         self._logged_first_verify = True
@@ -132,6 +136,7 @@ class DDTreeWorker(DFlashWorker):
             draft_token_num=1,
             tree=tree,
             targets=self._targets,
+            copies=self._copies,
             block_size=int(self.block_size),
             pool=self._moving_pool,
             on_accepted=None if self.use_compact_draft_cache else self._write_root_kv,
@@ -141,7 +146,7 @@ class DDTreeWorker(DFlashWorker):
         prefix = batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum
         # In plain decoding the lengths count the token that goes in.
         batch.seq_lens, batch.seq_lens_cpu = batch.seq_lens + 1, batch.seq_lens_cpu + 1
-        batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
+        batch.seq_lens_sum = sum(batch.seq_lens_cpu.tolist())
         batch.spec_info, batch.return_hidden_states = None, False
         stages.mark(stages.VERIFY)
         output = plain_forward(self.target_worker, batch, CaptureHiddenMode.FULL, **kwargs)
@@ -174,15 +179,23 @@ class DDTreeWorker(DFlashWorker):
         super().clear_cache_pool()
         self._calibration.reset()
 
+    def _prepare_for_speculative_decoding(self, batch: ScheduleBatch, draft_input: DFlashDraftInput) -> None:
+        """Draft a block and make a tree of it: with SGLang's drafting, which calls `_prepare_tree_verify`, or ours."""
+        if self._drafter is None:
+            super()._prepare_for_speculative_decoding(batch, draft_input)
+            return
+        self._append_target_hidden_to_draft_kv(batch, draft_input)
+        self._prepare_tree_verify(batch, **vars(self._drafter.draft(batch, draft_input, self._choosing.choose().width)))
+
     def _prepare_tree_verify(
-        self, batch: ScheduleBatch, *, draft_hidden: torch.Tensor, block_ids: torch.Tensor, lm_head: Any
+        self, batch: ScheduleBatch, *, draft_hidden: torch.Tensor, block_ids: torch.Tensor, slots: Any = None, **_: Any
     ) -> None:
         """Turn a drafted block into the batch's tree verify input, in place of DFLASH's chain.
 
         Args:
             draft_hidden: Draft hidden states, [bs, block, hidden]; row i is about the i-th token after the bonus token.
             block_ids: Draft input tokens, int64 [bs, block]; column 0 is the bonus token.
-            lm_head: The target's head, which the worker holds already.
+            slots: Those to verify in, int64 [bs * W], in the scheduler's table already; None for slots yet to be taken.
         """
         block_size = int(self.block_size)
         width, shape = self._choosing.choose()
@@ -195,7 +208,7 @@ class DDTreeWorker(DFlashWorker):
         choices = self._draft_head.top_log_probs(rows, topk, self._calibration.exponents)
         stages.mark(stages.TREE)
         log_probs, token_ids = by_position(choices, block_size)
-        cells = width * (int(batch.seq_lens_cpu.sum()) + width * len(batch.reqs))
+        cells = width * (sum(batch.seq_lens_cpu.tolist()) + width * len(batch.reqs))
         mask = StepMask.of(self.model_runner.attn_backend, batch.seq_lens, cells)
         tree = build_tree(
             block_ids[:, 0],
@@ -217,6 +230,7 @@ class DDTreeWorker(DFlashWorker):
             draft_token_num=tree.width,
             tree=tree,
             targets=self._targets,
+            copies=self._copies,
             block_size=block_size,
             pool=self._moving_pool,
             observe=partial(self._calibration.observe, choices),
@@ -228,7 +242,10 @@ class DDTreeWorker(DFlashWorker):
             traced=self.tp_rank == 0,
             exact=is_exact(tree, log_probs, chain_seed=chain_seed) if is_tracing() else None,
         )
-        verify_input.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
+        if slots is None:
+            verify_input.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
+        else:
+            batch.input_ids, batch.out_cache_loc = verify_input.draft_token, slots
         verify_input.custom_mask = mask.written(tree, batch.seq_lens)
         batch.forward_mode = ForwardMode.TARGET_VERIFY
         batch.spec_info = verify_input
@@ -251,7 +268,7 @@ class DDTreeWorker(DFlashWorker):
                 context,
                 self._draft_block_positions_buf[: len(batch.reqs)].reshape(-1),
                 draft_slots(slots, acceptance, moved=self._moving_pool is not None),
-                longest=int(batch.seq_lens_cpu.max()) + int(self.block_size) - 1,
+                longest=max(batch.seq_lens_cpu.tolist(), default=0) + int(self.block_size) - 1,
             )
         self._draft_kv_written = True
 
