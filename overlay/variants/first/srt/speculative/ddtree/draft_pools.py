@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 
-def draft_pools(runner: Any) -> dict[str, Any]:
+def draft_pools(model_runner: Any) -> dict[str, Any]:
     """Fields of the forward batch of the drafter's model runner."""
     return {
-        "req_to_token_pool": runner.req_to_token_pool,
-        "token_to_kv_pool": runner.token_to_kv_pool,
-        "attn_backend": runner.attn_backend,
+        "req_to_token_pool": model_runner.req_to_token_pool,
+        "token_to_kv_pool": model_runner.token_to_kv_pool,
+        "attn_backend": model_runner.attn_backend,
     }

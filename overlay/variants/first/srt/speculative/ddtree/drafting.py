@@ -66,7 +66,7 @@ class BlockDrafter:
             RuntimeError: There are no slots left, or the drafter gave no hidden states.
         """
         worker, requests, block_size = self._worker, len(batch.reqs), int(self._worker.block_size)
-        runner, allocator = worker.draft_model_runner, batch.token_to_kv_pool_allocator
+        model_runner, allocator = worker.draft_model_runner, batch.token_to_kv_pool_allocator
         block_ids = self._block_ids(requests)
         block_ids[:, 0].copy_(getattr(draft_input, BONUS))
         embeddings = worker.target_worker.model_runner.model.get_input_embeddings()(block_ids)
@@ -98,10 +98,10 @@ class BlockDrafter:
             spec_algorithm=SpeculativeAlgorithm.DFLASH,
             spec_info=worker._draft_block_spec_info,
             capture_hidden_mode=CaptureHiddenMode.NULL,
-            **draft_pools(runner),
+            **draft_pools(model_runner),
         )
         with torch.inference_mode():
-            hidden = runner.forward(forward_batch).logits_output.hidden_states
+            hidden = model_runner.forward(forward_batch).logits_output.hidden_states
         if hidden is None:
             raise RuntimeError("DDTREE requires the drafter's hidden states, but got None.")
         if state is not None:
