@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +18,7 @@ from sglang.srt.speculative.ddtree.lanes import Lane, Lanes, lend_buffers
 from sglang.srt.speculative.ddtree.memory import graph_tensors, held_once, lane_memory
 from sglang.srt.speculative.ddtree.promised import promised_bytes
 from sglang.srt.speculative.ddtree.round_times import Choice
+from tests.support.variants import variant
 
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 40, 48]
@@ -246,15 +245,6 @@ def test_the_bytes_of_a_node_are_those_that_the_backend_allocates():
     assert graph_memory.attention_bytes(backend) == attention // 17 + mask
 
 
-def sharing(folder: str) -> object:
-    """What lanes share, as a release says it."""
-    path = Path(__file__).parents[2] / f"overlay/variants/{folder}/srt/speculative/ddtree/shared_graphs.py"
-    spec = importlib.util.spec_from_file_location("shared_graphs_of", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(
     ("folder", "logits", "work"),
     [("first", 2064 + 2080, 2064 + 2080), ("second", 2064 + 2080 + 768, 2064 + 2080 + 2 * 768), ("0.5.15", 2080, 4144)],
@@ -266,8 +256,8 @@ def test_lanes_share_what_their_release_lets_them(folder: str, logits: int, work
     """
     nodes = [2064, 2080, 768, 768]
 
-    assert sharing(folder).logits_rows(nodes) == logits
-    assert sharing(folder).work_rows(nodes) == work
+    assert variant(folder, "shared_graphs").logits_rows(nodes) == logits
+    assert variant(folder, "shared_graphs").work_rows(nodes) == work
 
 
 def test_every_graph_of_every_lane_keeps_its_hidden_states():

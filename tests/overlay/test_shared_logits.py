@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.support.variants import variant
 
 
-FILE = Path(__file__).resolve().parents[2] / "overlay/variants/0.5.13/srt/speculative/ddtree/shared_logits.py"
 VOCABULARY = 7
 
 
@@ -34,12 +33,9 @@ def sglang(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     monkeypatch.setattr(package, "cuda_graph_runner", runner, raising=False)
     monkeypatch.setitem(sys.modules, "sglang.srt.model_executor.cuda_graph_runner", runner)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, "sglang.srt.model_executor.input_buffers", inputs)
-    spec = importlib.util.spec_from_file_location("shared_logits", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return SimpleNamespace(runner=runner, share=share_input_buffers_in, shared_logits=module.shared_logits)
+    return SimpleNamespace(
+        runner=runner, share=share_input_buffers_in, shared_logits=variant("0.5.13", "shared_logits").shared_logits
+    )
 
 
 def buffers(nodes: int) -> SimpleNamespace:

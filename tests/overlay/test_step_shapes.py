@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 from contextlib import nullcontext
-from pathlib import Path
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
-from sglang.srt.speculative.ddtree import draft_kv_graphs
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
 from sglang.srt.speculative.ddtree.tree_mask import verify_mask, write_tree_mask
+from tests.support.variants import variant
 
 
 PREFIXES = [0, 7, 1, 300]
@@ -91,12 +89,7 @@ class VerifyMask(msgspec.Struct, frozen=True):
 
 def test_mask_of_a_step_past_the_context_fits_its_buffer() -> None:
     """A step launched before the last one is counted has a prefix up to a block past the context."""
-    file = Path(__file__).resolve().parents[2] / "overlay/variants/second/srt/speculative/ddtree/room.py"
-    spec = importlib.util.spec_from_file_location("room", file)
-    assert spec is not None
-    assert spec.loader is not None
-    room = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(room)
+    room = variant("second", "room")
     context, block, budget = 32, 6, 16
     set_global_server_args_for_scheduler(
         SimpleNamespace(speculative_algorithm="DDTREE", speculative_dflash_block_size=block)
@@ -118,6 +111,7 @@ def test_one_rank_tells_of_the_graphs_of_the_draft_kv(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, rank: int, lines: int
 ) -> None:
     """As of those of the lanes."""
+    draft_kv_graphs = variant("second", "draft_kv_graphs")
     monkeypatch.setattr(draft_kv_graphs, "get_tp_group", lambda: SimpleNamespace(rank_in_group=rank), raising=False)
     for name in ("graph_pool_handle", "synchronize", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)

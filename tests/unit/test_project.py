@@ -30,6 +30,16 @@ def test_every_python_script_is_formatted_and_linted():
     assert set(named) == python
 
 
+def test_the_overlay_names_every_module_of_its_own():
+    """Its package says where a thing lives, kernels and references by their suffix."""
+    folder = PROJECT / "overlay"
+    told = (folder / "srt/speculative/ddtree/__init__.py").read_text("utf-8")
+    names = {p.stem for p in folder.rglob("*.py") if not p.stem.endswith(("_kernel", "_reference", "__init__"))}
+
+    assert len(names) > 50
+    assert sorted(name for name in names if not re.search(rf"\b{name}\b", told)) == []
+
+
 @pytest.mark.parametrize(
     ("path", "kept"),
     [

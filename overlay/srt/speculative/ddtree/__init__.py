@@ -2,14 +2,19 @@
 """DDTREE: tree speculative decoding on top of DFLASH (Diffusion Draft Tree, arXiv 2604.12989).
 
     args          server arguments: validation, both widths, what the DFLASH handler sees
+    given         what arguments are given as: on a command line, in Python, out of JSON
     budgets       which budgets an engine verifies, or lets `auto` choose among
     flags         the command line
     features      what is refused until it is proven
     hybrid        models with recurrent layers: what is proven of them
     gates         what DDTREE refuses once the model is loaded, and the graph buffers its width needs
+    target_backend  what verifies, as SGLang chose it; `request_length`: the longest request that is admitted
     lanes         several verify widths in one engine: backends, graphs, shared buffers
     lane_sizes    for which batch sizes a lane is captured
     lane_parts    how this release captures a lane's graphs; `lane_width`: where it reads the width
+    lane_bytes    what the graphs of several lanes take together; `shared_graphs`, `shared_logits`: what they share;
+                  `promised`: memory that the drafter will need
+    recapture     weight updates that ask for new graphs
     choosing      which lane a step takes; what a request may ask for
     auto          the choice made while serving, the same on every rank; `auto_setup`: what it is made of
     choice        which width and shape promise most tokens a millisecond; `accept_rates`, `round_times`: from what
@@ -23,8 +28,9 @@
     memory        what each budget costs, told at a start
     graph_memory  bytes of a node's graph buffers, and bytes that are free
     draft_head    draft hidden states -> top-k log-probabilities per draft position
+    draft_model   what the drafter needs set right before a tree is drafted with it
     calibration   exponents that make the drafter's probabilities those of a tree, fitted while serving;
-                  `calibration_args`: what its flag may say
+                  `calibration_args`: what its flag may say; `calibration_report`: what operators see
     tree          log-probabilities -> best-first trees of fixed shape
     topology      padding of replayed graphs, as the kernels of recurrent layers need it counted
     accept        trees and target tokens -> accepted paths
@@ -37,11 +43,15 @@
     captured_head the draft head inside the draft's CUDA graph (0.5.15 and later)
     slots         which slots a step verifies in; `draft_slots`: where the draft KV of what it commits goes
     placing       the first worker: a step's slots sorted on the device, before the host knows what was accepted
+    drafting      the first worker: the draft of a step; `draft_pools`: what its forward batch carries; `draft_kv`: the
+                  drafter's KV of what was committed; `emitting`: what a step appends to its requests
+    held_slots    slots that a request holds beside its committed tokens
     host_copies   copies that nobody waits for, or waits for late
     step_mask     where a step's mask is written
     draft_kv_graphs  the second worker: the draft KV of a step in one CUDA graph
     stages        times of a step's stages; `moments`: CUDA events, used again and again
     launching     launches of kernels that cost the host little
+    warming       every kernel of a step compiled at start-up; `warming_parts`: those of one generation
     verify_input  one verify step of a batch (one variant a generation): the first worker's commits it as well
     worker        the DFLASH worker with the chain replaced by a tree (one variant a generation)
     penalties     the second worker: penalties of the root, exact with overlap scheduling
