@@ -5,7 +5,7 @@ BIN := .venv/bin
 PYTEST_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-decode test soak check patches engine bench-deploy clean
+.PHONY: help demo demo-decode test soak check patches readme engine bench-deploy clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 14
@@ -34,6 +34,9 @@ patches: .venv/.stamp ## regenerate patches/ from the edits
 	for release in $$($(BIN)/python scripts/releases); do \
 		$(BIN)/ddtree-overlay snapshot --release $$release && $(BIN)/ddtree-overlay patch --release $$release || exit; \
 	done
+
+readme: .venv/.stamp ## run the README's session again and paste what it prints (root, Linux)
+	$(BIN)/python scripts/readme_session
 
 bench-deploy: .venv/.stamp ## time push and snapshot beside scp, ssh and tar on a private sshd
 	$(BIN)/python benchmarks/deploy.py
