@@ -25,6 +25,7 @@
                   forward
     replica       which data-parallel replica a process serves, for the labels of metrics
     ready         the line in the log at the end of a start
+    capturing     how graphs are captured behind SGLang's own: on their stream, without the user's hooks
     memory        what each budget costs, told at a start
     graph_memory  bytes of a node's graph buffers, and bytes that are free
     draft_head    draft hidden states -> top-k log-probabilities per draft position

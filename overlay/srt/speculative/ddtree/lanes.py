@@ -69,7 +69,7 @@ class Lanes:
     def capture(self) -> None:
         """Capture the graphs of every lane but the widest, which SGLang has captured; without graphs nothing is done.
 
-        Wide ones first: the narrower ones then find graph memory that is large enough for them.
+        Wide ones first: the narrower ones then find graph memory that is large enough for them, on the widest's stream.
         """
         self._widest = self._captured(self._widest, getattr(self._model_runner, RUNNER))
         self._lanes[self._widest.width] = self._widest

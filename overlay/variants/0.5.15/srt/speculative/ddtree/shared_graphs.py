@@ -14,5 +14,5 @@ def logits_rows(nodes: Sequence[int]) -> int:
 
 
 def work_rows(nodes: Sequence[int]) -> int:
-    """Rows of logits as the model gives them, in the memory that graphs work in."""
+    """Rows of logits as the model gives them, in the memory that graphs of one stream work in (`capturing`)."""
     return grown_rows(nodes)

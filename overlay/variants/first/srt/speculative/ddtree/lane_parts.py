@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from sglang.srt.model_executor import cuda_graph_runner
+from sglang.srt.speculative.ddtree.capturing import on_stream, without_forward_hooks
 from sglang.srt.speculative.ddtree.lane_width import only_width
 from sglang.srt.speculative.ddtree.shared_logits import shared_logits
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
@@ -18,9 +20,15 @@ RUNNER = "graph_runner"
 
 def capture_graphs(model_runner: Any, backend: Any, width: int) -> Any:
     """The target's decode graphs for one verify width, by the class that SGLang chose for its own."""
-    runner = type(getattr(model_runner, RUNNER))
-    with only_width(model_runner, width), _decoding(model_runner, plainly=width == 1), shared_logits():
-        return runner(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
+    own = getattr(model_runner, RUNNER)
+    with (
+        only_width(model_runner, width),
+        _decoding(model_runner, plainly=width == 1),
+        shared_logits(),
+        on_stream(cuda_graph_runner, own.stream),
+        without_forward_hooks(model_runner.model),
+    ):
+        return type(own)(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
 
 
 def outputs_of(runner: Any) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
+from sglang.srt.speculative.ddtree.capturing import without_forward_hooks
 
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ def capture_draft_kv(worker: Any, sizes: Sequence[int]) -> DraftKVGraphs | None:
             features=int(features),
             dtype=worker.model_runner.dtype,
         )
-        graphs.capture(sizes, workspaces)
+        with without_forward_hooks(worker.draft_model):
+            graphs.capture(sizes, workspaces)
     except Exception as error:  # (SGLang's functions raise what they like; without graphs all goes on)
         logger.warning("DDTREE: the draft KV is launched step by step; no graph of it could be captured: %s", error)
         return None

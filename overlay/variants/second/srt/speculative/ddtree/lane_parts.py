@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang.srt.model_executor.runner import decode_cuda_graph_runner
+from sglang.srt.speculative.ddtree.capturing import on_stream, without_forward_hooks
 from sglang.srt.speculative.ddtree.lane_width import only_width
 
 
@@ -15,9 +17,13 @@ RUNNER = "decode_cuda_graph_runner"
 
 def capture_graphs(model_runner: Any, backend: Any, width: int) -> Any:
     """The target's decode graphs for one verify width, by the class that SGLang chose for its own."""
-    runner = type(getattr(model_runner, RUNNER))
-    with only_width(model_runner, width):
-        return runner(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
+    own = getattr(model_runner, RUNNER)
+    with (
+        only_width(model_runner, width),
+        on_stream(decode_cuda_graph_runner, own.stream),
+        without_forward_hooks(model_runner.model),
+    ):
+        return type(own)(model_runner, attn_backend=backend, speculative_num_draft_tokens=width)
 
 
 def outputs_of(runner: Any) -> list[Any]:
