@@ -36,7 +36,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from kernels import overlay_importable
+from overlay_modules import overlay_importable
 from small_models import Drafter, Sizes
 
 

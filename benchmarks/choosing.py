@@ -35,7 +35,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from kernels import overlay_importable
+from overlay_modules import overlay_importable
 
 
 def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:

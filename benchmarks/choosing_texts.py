@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Made-up texts for `choosing_world`: what trees of each width accept of them, and what the drafter expected.
 
-Import it where the overlay can be imported (`kernels.overlay_importable`).
+Import it where the overlay can be imported (`overlay_modules.overlay_importable`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 """A made-up server around the real `auto`: its chooser and observer run on a clock that this module turns.
 
 What a step takes is invented or read from a measured run, how it scatters is invented; nothing here is a measurement of
-decoding. Import it where the overlay can be imported (`kernels.overlay_importable`).
+decoding. Import it where the overlay can be imported (`overlay_modules.overlay_importable`).
 """
 
 from __future__ import annotations

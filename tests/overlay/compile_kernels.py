@@ -6,7 +6,6 @@ Run by `test_round_kernels`, in a process of its own: there Triton compiles, and
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,11 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
+
+
+sys.path.append(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+from overlay_modules import overlay_importable
 
 
 TYPES = {
@@ -45,14 +49,8 @@ def compile_instead(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **
 
 
 def main() -> None:
-    file = Path(__file__).resolve().parents[2] / "benchmarks/kernels.py"
-    spec = importlib.util.spec_from_file_location("kernels", file)
-    assert spec is not None
-    assert spec.loader is not None
-    kernels = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(kernels)
     JITFunction.run = compile_instead
-    with kernels.overlay_importable():
+    with overlay_importable():
         from sglang.srt.speculative.ddtree import head_kernel
         from sglang.srt.speculative.ddtree.accept_kernel import accept_by_walk
         from sglang.srt.speculative.ddtree.calibration_kernel import update

@@ -3,47 +3,35 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
 
-HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-
-@pytest.fixture(scope="module")
-def kernels() -> ModuleType:
-    """The benchmark, which compares before it times."""
-    spec = importlib.util.spec_from_file_location("kernels", HERE.parents[1] / "benchmarks/kernels.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+import kernel_checks
+import kernels
 
 
 @pytest.mark.parametrize(
     ("batch", "horizon", "choices", "budget"), [(1, 1, 1, 1), (3, 15, 16, 16), (2, 3, 2, 33), (2, 5, 40, 65)]
 )
-def test_tree_mask_and_acceptance_equal_their_references(
-    kernels: ModuleType, batch: int, horizon: int, choices: int, budget: int
-) -> None:
+def test_tree_mask_and_acceptance_equal_their_references(batch: int, horizon: int, choices: int, budget: int) -> None:
     """Ties, NaN rows, padding, links, a verify narrower than the tree, whole masks and tails, root-only requests."""
-    kernels.compare_round(batch, horizon, choices, budget, seed=budget)
+    kernel_checks.compare_round(batch, horizon, choices, budget, seed=budget)
 
 
 @pytest.mark.parametrize(("batch", "choices"), [(1, 1), (3, 16), (18, 5)])
-def test_fit_equals_its_reference(kernels: ModuleType, batch: int, choices: int) -> None:
+def test_fit_equals_its_reference(batch: int, choices: int) -> None:
     """Some steps from exponents of 1, root-only requests among them."""
-    kernels.compare_fit(batch, choices, seed=batch)
+    kernel_checks.compare_fit(batch, choices, seed=batch)
 
 
 @pytest.mark.parametrize(
@@ -56,13 +44,13 @@ def test_fit_equals_its_reference(kernels: ModuleType, batch: int, choices: int)
         ((3, 150, 3, 5, torch.bfloat16), 4, 30.0, 3),
     ],
 )
-def test_head_equals_its_reference(kernels: ModuleType, shape: tuple, ranks: int, cap: float | None, seed: int) -> None:
+def test_head_equals_its_reference(shape: tuple, ranks: int, cap: float | None, seed: int) -> None:
     """Ids exactly, sums to float32's rounding: ties (odd seeds), NaN, rows of -inf, padding, added tokens, ranks."""
-    kernels.compare_head(*shape, ranks=ranks, cap=cap, seed=seed)
+    kernel_checks.compare_head(*shape, ranks=ranks, cap=cap, seed=seed)
 
 
 def test_what_has_a_bound_is_timed_first_and_every_figure_is_written(
-    kernels: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is cut keeps what it has; the tables are ascending."""
     out, order = tmp_path / "out.json", []
@@ -88,7 +76,11 @@ def test_kernels_compile_for_a_gpu() -> None:
     """What the interpreter lets pass, a compiler may not: a name of two types, a shape that is no power of two."""
     variables = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, HERE / "compile_kernels.py"], capture_output=True, text=True, check=False, env=variables
+        [sys.executable, Path(__file__).with_name("compile_kernels.py")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=variables,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     compiled = {"_grow_kernel", "_mask_kernel", "_accept_kernel", "_read_kernel", "_choose_kernel", "merge_kernel"}
