@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -29,7 +28,10 @@ _WORDS = {"--host": "NAME", "--group": "NAME", "--release": "VERSION", "--url": 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One SGLang: a host, a package folder, a release, or a server. `name` is what it is called, its snapshot too."""
+    """One SGLang: a host, a package folder, a release, or a server. `name` is what it is called, its snapshot too.
+
+    A server is called by its address and port, as in its URL.
+    """
 
     name: str
     flag: str
@@ -150,8 +152,7 @@ def _server_target(app: App, url: str) -> Target:
     if wrong:
         shown = "--url" if "@" in url else f"--url {url}"  # what stands before an @ may be a password
         raise UsageError(f"{shown}: it {wrong}", next_step="name it as http://ADDRESS:PORT")
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", urlsplit(url).netloc).strip("-")
-    return Target(name, shlex.join(["--url", url, *app.flags]), url=url.rstrip("/"))
+    return Target(urlsplit(url).netloc, shlex.join(["--url", url, *app.flags]), url=url.rstrip("/"))
 
 
 def option_words(name: str, value: object) -> list[str]:

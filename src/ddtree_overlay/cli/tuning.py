@@ -152,7 +152,7 @@ def _draw(app: App, outcome: Outcome, plot: Path | None) -> Path | None:
     if not plots.available():
         app.screen.warn(f"no plot, because matplotlib is not installed: {plots.INSTALL}")
         return None
-    path = plot or app.workspace.root / f"tune-{outcome.name}.png"
+    path = plot or app.workspace.root / f"tune-{_stem(outcome.name)}.png"
     try:
         plots.write(path, outcome.title, outcome.cells)
     except OSError as e:
@@ -165,6 +165,11 @@ def _draw(app: App, outcome: Outcome, plot: Path | None) -> Path | None:
     else:
         return path
     return None
+
+
+def _stem(name: str) -> str:
+    """The name of a target as part of a file's: of `[::1]:30000` it is `ipv6-1-30000`."""
+    return re.sub(r"[^A-Za-z0-9._]+", "-", name.replace("[", "ipv6-")).strip("-")
 
 
 @contextlib.contextmanager
