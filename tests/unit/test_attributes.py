@@ -13,8 +13,9 @@ from ddtree_overlay import receivers
 from ddtree_overlay.patching import modules_of, wanted_paths
 from ddtree_overlay.releases import KNOWN, known
 from ddtree_overlay.verify.attributes import check_attributes
+from ddtree_overlay.verify.findings import Tally
 from ddtree_overlay.verify.symbols import Symbols
-from ddtree_overlay.verify.uses import Tally, check_calls
+from ddtree_overlay.verify.uses import check_calls
 
 
 OURS = "srt/speculative/ddtree/ours.py"

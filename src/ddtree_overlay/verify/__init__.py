@@ -11,7 +11,7 @@ from ddtree_overlay.manifest import Manifest
 from ddtree_overlay.patching import Patched, wanted_paths
 from ddtree_overlay.releases import Release, release
 from ddtree_overlay.verify.attributes import check_attributes
-from ddtree_overlay.verify.findings import Finding
+from ddtree_overlay.verify.findings import Finding, Tally
 from ddtree_overlay.verify.grounds import check_grounds
 from ddtree_overlay.verify.hooks import check_hooks, occurrences
 from ddtree_overlay.verify.host import verify_on_host
@@ -21,7 +21,7 @@ from ddtree_overlay.verify.structure import check_base, check_insertion_only, ch
 from ddtree_overlay.verify.symbols import Class, Symbols
 from ddtree_overlay.verify.syntax import check_syntax
 from ddtree_overlay.verify.tables import Site, load_mirrors, load_sites
-from ddtree_overlay.verify.uses import Tally, check_calls, check_imports
+from ddtree_overlay.verify.uses import check_calls, check_imports
 
 
 __all__ = ["Finding", "verify_bundle", "verify_on_host", "verify_release"]

@@ -12,9 +12,8 @@ import ast
 from collections.abc import Collection
 
 from ddtree_overlay.receivers import KEYWORDS
-from ddtree_overlay.verify.findings import Finding
-from ddtree_overlay.verify.symbols import Class, Missing, Symbols, Unknown
-from ddtree_overlay.verify.uses import Tally
+from ddtree_overlay.verify.findings import Tally
+from ddtree_overlay.verify.symbols import Class, Symbols, Unknown
 from ddtree_overlay.verify.values import Instance, Value
 from ddtree_overlay.verify.walker import Walker, called
 
@@ -32,17 +31,7 @@ def check_attributes(
 
 
 class _Attributes(Walker):
-    def __init__(
-        self,
-        symbols: Symbols,
-        path: str,
-        tally: Tally,
-        *,
-        only: Collection[ast.stmt] | None,
-        heirs: Collection[Class],
-    ) -> None:
-        super().__init__(symbols, path, only=only, heirs=heirs)
-        self.tally = tally
+    check = "attributes"
 
     def attribute(self, node: ast.Attribute) -> None:
         # What we set under our own name is ours.
@@ -73,6 +62,4 @@ class _Attributes(Walker):
             self.tally.attributes += 1
             unseen = isinstance(found, Unknown) and not any(self.symbols.writes(cls, name) for cls in owner.classes)
             self.tally.unseen += unseen
-        if isinstance(found, Missing):
-            message = f"uses what SGLang does not have: {found.what}"
-            self.tally.findings.append(Finding("attributes", "error", self.path, node.lineno, message))
+        self.is_missing(found, node)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 
@@ -32,3 +32,15 @@ class Finding:
     def as_dict(self) -> dict[str, object]:
         """The finding as `--json` prints it."""
         return asdict(self)
+
+
+@dataclass(slots=True)
+class Tally:
+    """What was checked; undecidable uses are no findings, but they are counted."""
+
+    findings: list[Finding] = field(default_factory=list)
+    imported: int = 0
+    bound: int = 0
+    undecidable: int = 0
+    attributes: int = 0
+    unseen: int = 0

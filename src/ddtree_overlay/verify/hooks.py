@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ddtree_overlay.edits.base import Edit, Insertion
+from ddtree_overlay.verify.definitions import FunctionNode
 from ddtree_overlay.verify.findings import Finding
-from ddtree_overlay.verify.symbols import FunctionNode
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ddtree_overlay.modules import PACKAGE, imports, is_sglang, module_of, paths_of
 from ddtree_overlay.receivers import CLASSES
+from ddtree_overlay.verify.definitions import FunctionNode, Module, attributes_of, dotted_tail, read_module
 
-
-FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 #: Bases from other packages that add no members a call could mean.
 _PLAIN_BASES = frozenset({"object", "ABC", "Protocol", "Generic"})
@@ -22,10 +21,6 @@ _OUTSIDE_BASES = {
     "Struct": frozenset[str](),
     "Module": frozenset({"buffers", "children", "eval", "forward", "modules", "parameters", "to", "training"}),
 }
-
-
-#: What sets an attribute that it is given the name of; `_set` is that of SGLang's published arguments.
-_SETTERS = frozenset({"setattr", "__setattr__", "_set"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +61,6 @@ class Submodule:
 Symbol = Function | Class | Submodule | Unknown | Missing
 
 
-@dataclass(slots=True)
-class _Module:
-    path: str
-    tree: ast.Module
-    bindings: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    stars: list[str] = field(default_factory=list)
-
-
 class Symbols:
     """The modules of a snapshot with the overlay laid over it.
 
@@ -86,7 +73,7 @@ class Symbols:
     def __init__(self, files: Mapping[str, bytes], wanted: frozenset[str]) -> None:
         self._files = files
         self._wanted = wanted
-        self._modules: dict[str, _Module | None] = {}
+        self._modules: dict[str, Module | None] = {}
         self._members: dict[ast.ClassDef, frozenset[str]] = {}
         self._listed: dict[str, tuple[Class, ...]] = {}
         self._folders = {"/".join(parts[:i]) for parts in (p.split("/") for p in files) for i in range(1, len(parts))}
@@ -145,7 +132,7 @@ class Symbols:
             found = self.expression(cls.path, expression)
             if isinstance(found, Class):
                 yield from self.bases(found)
-            elif _dotted_tail(expression) not in _PLAIN_BASES:
+            elif dotted_tail(expression) not in _PLAIN_BASES:
                 yield Unknown()
 
     def member(self, cls: Class, name: str, *, skip_own: bool = False) -> Symbol:
@@ -176,7 +163,7 @@ class Symbols:
             if isinstance(found, Class):
                 written = self.writes(found, name)
             else:
-                outside = _OUTSIDE_BASES.get(_dotted_tail(expression))
+                outside = _OUTSIDE_BASES.get(dotted_tail(expression))
                 written = None if outside is None else name in outside
             if written:
                 return True
@@ -221,7 +208,7 @@ class Symbols:
                 return self.resolve(owner.name, node.attr)
         return Unknown()
 
-    def _bound(self, loaded: _Module, name: str, bound: list[ast.stmt], seen: frozenset[tuple[str, str]]) -> Symbol:
+    def _bound(self, loaded: Module, name: str, bound: list[ast.stmt], seen: frozenset[tuple[str, str]]) -> Symbol:
         if len(bound) > 1:
             return Unknown()
         node = bound[0]
@@ -242,75 +229,12 @@ class Symbols:
             self._members[node] = attributes_of(node)
         return self._members[node]
 
-    def _load(self, name: str) -> _Module | None:
+    def _load(self, name: str) -> Module | None:
         if name not in self._modules:
             path = next((p for p in paths_of(name) if p in self._files), None)
-            self._modules[name] = None if path is None else _read(path, self._files[path])
+            self._modules[name] = None if path is None else read_module(path, self._files[path])
         return self._modules[name]
 
     def _is_namespace(self, name: str) -> bool:
         folder = "/".join(name.split(".")[1:])
         return not folder or folder in self._folders
-
-
-def attributes_of(node: ast.ClassDef) -> frozenset[str]:
-    """Names that a class defines in its body or sets on `self` or `cls` in a method."""
-    names = {n.name for n in node.body if isinstance(n, (FunctionNode, ast.ClassDef))}
-    for child in ast.walk(node):
-        if (
-            isinstance(child, ast.Attribute)
-            and isinstance(child.ctx, ast.Store)
-            and _dotted_tail(child.value) in ("self", "cls")
-        ):
-            names.add(child.attr)
-        elif isinstance(child, ast.Call) and _dotted_tail(child.func) in _SETTERS:
-            names |= {a.value for a in child.args[:2] if isinstance(a, ast.Constant) and isinstance(a.value, str)}
-    for statement in node.body:
-        for child in ast.walk(statement) if not isinstance(statement, (FunctionNode, ast.ClassDef)) else ():
-            if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-                names.add(child.id)
-    return frozenset(names)
-
-
-def _read(path: str, data: bytes) -> _Module:
-    module = _Module(path, ast.parse(data))
-    for node in _module_level(module.tree.body):
-        for name in _names_bound(node):
-            module.bindings.setdefault(name, []).append(node)
-        if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
-            module.stars += [i.module for i in imports(node, path)] or [node.module or ""]
-    return module
-
-
-def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    for node in body:
-        yield node
-        if isinstance(node, (FunctionNode, ast.ClassDef)):
-            continue
-        for name in ("body", "orelse", "finalbody"):
-            yield from _module_level(getattr(node, name, []))
-        for handler in getattr(node, "handlers", []):
-            yield from _module_level(handler.body)
-
-
-def _names_bound(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (FunctionNode, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from ((alias.asname or alias.name).split(".")[0] for alias in node.names)
-    elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.For, ast.With)):
-        for child in ast.walk(node) if not isinstance(node, (ast.For, ast.With)) else _targets(node):
-            if isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
-                yield child.id
-
-
-def _targets(node: ast.For | ast.With) -> Iterator[ast.AST]:
-    found = [node.target] if isinstance(node, ast.For) else [i.optional_vars for i in node.items if i.optional_vars]
-    for target in found:
-        yield from ast.walk(target)
-
-
-def _dotted_tail(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""

@@ -5,26 +5,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from functools import cached_property
 
 from ddtree_overlay.modules import imports
-from ddtree_overlay.verify.findings import Finding
+from ddtree_overlay.verify.findings import Finding, Tally
 from ddtree_overlay.verify.signatures import Signature, of_callee, of_function, of_method
 from ddtree_overlay.verify.symbols import Class, Function, Missing, Symbols, Unknown
 from ddtree_overlay.verify.values import Instance, Super, Value
 from ddtree_overlay.verify.walker import Walker
-
-
-@dataclass(slots=True)
-class Tally:
-    """What was checked; undecidable uses are no findings, but they are counted."""
-
-    findings: list[Finding] = field(default_factory=list)
-    imported: int = 0
-    bound: int = 0
-    undecidable: int = 0
-    attributes: int = 0
-    unseen: int = 0
 
 
 def check_imports(symbols: Symbols, path: str, roots: Collection[ast.AST], tally: Tally) -> None:
@@ -62,18 +50,7 @@ def check_calls(
 
 
 class _Calls(Walker):
-    def __init__(
-        self,
-        symbols: Symbols,
-        path: str,
-        tally: Tally,
-        *,
-        only: Collection[ast.stmt] | None,
-        heirs: Collection[Class],
-    ) -> None:
-        super().__init__(symbols, path, only=only, heirs=heirs)
-        self.tally = tally
-        self.imported: frozenset[str] | None = None
+    check = "calls"
 
     def call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Attribute):
@@ -86,8 +63,10 @@ class _Calls(Walker):
         else:
             found = self.values.of(node.func)
             signature = of_callee(self.symbols, found)
-            known = not isinstance(found, Unknown) or self._is_imported(node.func)
-        if self._note_missing(found, node) or not known:
+            known = not isinstance(found, Unknown) or (
+                isinstance(node.func, ast.Name) and node.func.id in self._imported
+            )
+        if self.is_missing(found, node) or not known:
             return
         if signature is None:
             self.tally.undecidable += 1
@@ -95,8 +74,7 @@ class _Calls(Walker):
         self.tally.bound += 1
         problem = signature.mismatch(node)
         if problem:
-            message = f"call of {ast.unparse(node.func)} does not fit its signature: {problem}"
-            self.tally.findings.append(Finding("calls", "error", self.path, node.lineno, message))
+            self.error(node, f"call of {ast.unparse(node.func)} does not fit its signature: {problem}")
 
     def _signature_on(self, owner: Value, found: Value) -> Signature | None:
         if isinstance(owner, (Instance, Super)):
@@ -106,14 +84,8 @@ class _Calls(Walker):
             return of_method(found) if "classmethod" in decorators else of_function(found)
         return of_callee(self.symbols, found)
 
-    def _is_imported(self, func: ast.expr) -> bool:
-        if self.imported is None:
-            tree = self.symbols.tree(self.path)
-            self.imported = frozenset(i.bound for i in imports(tree, self.path)) if self.only is None else frozenset()
-        return isinstance(func, ast.Name) and func.id in self.imported
-
-    def _note_missing(self, found: Value, node: ast.expr) -> bool:
-        if isinstance(found, Missing):
-            message = f"uses what SGLang does not have: {found.what}"
-            self.tally.findings.append(Finding("calls", "error", self.path, node.lineno, message))
-        return isinstance(found, Missing)
+    @cached_property
+    def _imported(self) -> frozenset[str]:
+        """Names that a module of the overlay has from SGLang; inserted code has the names of its file."""
+        tree = self.symbols.tree(self.path)
+        return frozenset(i.bound for i in imports(tree, self.path)) if self.only is None else frozenset()

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 from ddtree_overlay.modules import imports, module_of
 from ddtree_overlay.receivers import RECEIVERS
+from ddtree_overlay.verify.definitions import FunctionNode
 from ddtree_overlay.verify.hooks import bound_names
-from ddtree_overlay.verify.symbols import Class, Function, FunctionNode, Missing, Submodule, Symbol, Symbols, Unknown
+from ddtree_overlay.verify.symbols import Class, Function, Missing, Submodule, Symbol, Symbols, Unknown
 
 
 @dataclass(frozen=True, slots=True)

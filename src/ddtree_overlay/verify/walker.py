@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection, Iterator
+from typing import ClassVar
 
-from ddtree_overlay.verify.symbols import Class, Function, FunctionNode, Missing, Submodule, Symbol, Symbols, Unknown
+from ddtree_overlay.verify.definitions import FunctionNode
+from ddtree_overlay.verify.findings import Finding, Tally
+from ddtree_overlay.verify.symbols import Class, Function, Missing, Submodule, Symbol, Symbols, Unknown
 from ddtree_overlay.verify.values import Instance, Super, Value, Values
 
 
@@ -16,15 +19,26 @@ class Walker(ast.NodeVisitor):
     Args:
         symbols: The snapshot with the overlay laid over it.
         path: The file whose code is checked.
+        tally: Where findings and counts go.
         only: Check these statements of the file only (inserted code); None: all of it.
         heirs: Overlay classes; a method that an upstream class lacks may be defined by those that inherit from it.
     """
 
+    #: What the findings are of.
+    check: ClassVar[str]
+
     def __init__(
-        self, symbols: Symbols, path: str, *, only: Collection[ast.stmt] | None = None, heirs: Collection[Class] = ()
+        self,
+        symbols: Symbols,
+        path: str,
+        tally: Tally,
+        *,
+        only: Collection[ast.stmt] | None = None,
+        heirs: Collection[Class] = (),
     ) -> None:
         self.symbols = symbols
         self.path = path
+        self.tally = tally
         self.only = None if only is None else frozenset(map(id, only))
         self.lines = frozenset(statement.lineno for statement in only or ())
         self.active = only is None
@@ -38,6 +52,16 @@ class Walker(ast.NodeVisitor):
 
     def attribute(self, node: ast.Attribute) -> None:
         """An attribute that our code reads or sets, other than one that it calls."""
+
+    def error(self, node: ast.expr, message: str) -> None:
+        """Note what is wrong at a place."""
+        self.tally.findings.append(Finding(self.check, "error", self.path, node.lineno, message))
+
+    def is_missing(self, found: Value, node: ast.expr) -> bool:
+        """Whether what our code uses at a place is not there, which is noted."""
+        if isinstance(found, Missing):
+            self.error(node, f"uses what SGLang does not have: {found.what}")
+        return isinstance(found, Missing)
 
     def visit(self, node: ast.AST) -> None:
         """Go on to a node; of a file of SGLang's only to what has inserted code in it."""
