@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ddtree_overlay import deploy, proving
+from ddtree_overlay import answers, deploy, proving
 from ddtree_overlay.crew import Say
 from ddtree_overlay.errors import (
     ConflictError,
@@ -55,7 +55,7 @@ def look_ahead(
         OverlayError: The host refuses the plan.
     """
     seen = transport.call("survey", {}).result
-    status = deploy.status_of(transport, seen)
+    status = answers.status_of(transport, seen)
     plan, chosen = deploy.plan_push_of(transport, stored)
     plan.check()
     if restart:
@@ -103,7 +103,7 @@ def look_back(transport: AgentTransport, *, to: str | None, purge: bool, say: Sa
     if plan.to != "base":
         goal = next((d.overlay_id for d in deploy.history(transport) if d.id == plan.to), None)
     say("planned")
-    return Retrospect(deploy.status_of(transport, seen), tuple(seen["place"]), plan, goal)
+    return Retrospect(answers.status_of(transport, seen), tuple(seen["place"]), plan, goal)
 
 
 def roll_back(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
-from ddtree_overlay import deploy
+from ddtree_overlay import answers, deploy
 from ddtree_overlay.config import Host
 from ddtree_overlay.errors import ConfigError, UsageError
 from ddtree_overlay.hosts.transport import TOTAL_SECONDS, Transport
@@ -140,7 +140,7 @@ def rollback(
     total = _total(trial)
     result = transport.call("rollback", {**args, "trial": trial}, total=total, progress=progress).result
     deploy.tell_recovered(transport, result)
-    return deploy.rollback_result(transport.name, result), Proof.from_json(result["proof"])
+    return answers.rollback_result(transport.name, result), Proof.from_json(result["proof"])
 
 
 def prove(

@@ -11,6 +11,7 @@ from ddtree_overlay.edits.allocation_sizing import (
     ALLOCATION_SIZING_COMMON,
     ALLOCATION_SIZING_PUBLISHED,
 )
+from ddtree_overlay.edits.arg_groups import FIELDS_SPEC, PIPELINE, RUNTIME_CONTEXT
 from ddtree_overlay.edits.base import Edit
 from ddtree_overlay.edits.dflash_info import DFLASH_INFO, DFLASH_INFO_PER_REQUEST
 from ddtree_overlay.edits.dflash_info_v2 import DFLASH_INFO_V2
@@ -34,9 +35,6 @@ from ddtree_overlay.edits.schedule_batch import FINISH_STATE, SCHEDULE_BATCH
 from ddtree_overlay.edits.scheduler import SCHEDULER
 from ddtree_overlay.edits.server_args import SERVER_ARGS, SERVER_ARGS_WITHOUT_HANDLING
 from ddtree_overlay.edits.server_args_second import (
-    FIELDS_SPEC,
-    PIPELINE,
-    RUNTIME_CONTEXT,
     SERVER_ARGS_DERIVED,
     SERVER_ARGS_FLAGS,
     SERVER_ARGS_PUBLISHED,

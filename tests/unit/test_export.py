@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import small
 
-from ddtree_overlay import deploy, export, patching
+from ddtree_overlay import answers, export, patching
 from ddtree_overlay.cli import cli
 from ddtree_overlay.hosts import protocol
 from ddtree_overlay.manifest import canonical_json, sha256
@@ -127,7 +127,7 @@ def test_an_overlay_in_a_container_is_said_to_be_lost(ephemeral):
 
 def test_a_push_into_a_container_names_a_command_that_exists():
     """The warning ends with the way to keep the overlay, for this very target."""
-    _, _, command = deploy._fate("--host ct200").rpartition("ddtree-overlay ")
+    _, _, command = answers.fate("--host ct200").rpartition("ddtree-overlay ")
     words = command.split()
     with cli.commands[words[0]].make_context(words[0], words[1:]) as context:
         assert (context.params["host"], context.params["form"]) == (("ct200",), "dockerfile")

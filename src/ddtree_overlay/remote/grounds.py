@@ -183,3 +183,20 @@ def history_event(
         **{k: record[k] for k in ("base_id", "release", "version")},
         "files": len(record["files"]),
     }
+
+
+def rebuild_history(store: Store, lost: dict[str, Any]) -> None:
+    """Write the lines that the history has lost, from the records of the deployments."""
+    known = {e["id"] for e in store.events()}
+    chain: list[dict[str, Any]] = []
+    step: dict[str, Any] | None = lost
+    while step is not None and step["id"] not in known:
+        chain.append(step)
+        below = step["previous"]
+        # A deployment that was pruned has no record any more, and no line in a history that is lost.
+        step = store.record(below) if below and store.deployment(below).exists() else None
+    for record in reversed(chain or [lost]):
+        event = history_event(record, "push", record["id"], record["previous"], record["operator"])
+        written = (store.deployment(record["id"]) / "manifest.json").stat().st_mtime
+        note = "its line was lost, and rebuilt from its record"
+        store.append({**event, "note": note, "txn": store.next_txn(), "time": written})

@@ -20,6 +20,7 @@ from .grounds import (
     lost_record,
     plan_facts,
     raise_first,
+    rebuild_history,
     refuse_unrecorded,
     undisturbed,
 )
@@ -202,7 +203,7 @@ def _rollback_locked(site: Site, store: Store, args: dict[str, Any]) -> dict[str
         # Half of the backups gone and the rest another user's would be worse than all of them there.
         raise_first(keepers(store.folder))
     if lost:
-        _rebuild_history(store, lost)
+        rebuild_history(store, lost)
     folders = 0
     if record is not None and undoes:
         folders = _undo_deployments(site, store, args["operator"], record=record, target=target, actions=actions)
@@ -252,23 +253,6 @@ def _purge(site: Site, store: Store) -> None:
             why=f"{e.filename or store.folder}: {e.strerror or e}",
             next_step="ddtree-overlay rollback {target} --purge, when that is mended",
         ) from e
-
-
-def _rebuild_history(store: Store, lost: Record) -> None:
-    """Write the lines that the history has lost, from the records of the deployments."""
-    known = {e["id"] for e in store.events()}
-    chain: list[Record] = []
-    step: Record | None = lost
-    while step is not None and step["id"] not in known:
-        chain.append(step)
-        below = step["previous"]
-        # A deployment that was pruned has no record any more, and no line in a history that is lost.
-        step = store.record(below) if below and store.deployment(below).exists() else None
-    for record in reversed(chain or [lost]):
-        event = history_event(record, "push", record["id"], record["previous"], record["operator"])
-        written = (store.deployment(record["id"]) / "manifest.json").stat().st_mtime
-        note = "its line was lost, and rebuilt from its record"
-        store.append({**event, "note": note, "txn": store.next_txn(), "time": written})
 
 
 def _undo_deployments(
