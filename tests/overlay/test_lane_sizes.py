@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which lanes there are, and for which batch sizes each gets graphs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from sglang.srt.speculative.ddtree import lane_bytes, lane_sizes
+from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, default_budgets
+from sglang.srt.speculative.ddtree.promised import promised_bytes
+from tests.overlay.lane_standins import arguments, publish, target
+
+
+SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 40, 48]
+
+
+@pytest.fixture(autouse=True)
+def published() -> SimpleNamespace:
+    return publish(arguments())
+
+
+def test_default_lanes_have_the_chain_among_them():
+    """With any block."""
+    assert default_budgets(16) == (2, 4, 8, 15, 32, 64, 128)
+    assert default_budgets(9) == (2, 4, 8, 32, 64, 128)
+
+
+@pytest.mark.parametrize(("given", "found"), [("4,8", (4, 8)), ("8, 4 15", (8, 4, 15)), ([3, 9], (3, 9))])
+def test_a_list_of_budgets_is_read_as_it_is_written(given: object, found: tuple[int, ...]):
+    """On a command line, in Python, out of JSON."""
+    assert budget_list(given) == found
+
+
+@pytest.mark.parametrize("given", ["", "4,", "four", "-1,4", [], [2, None], [-1]])
+def test_what_is_no_list_of_budgets_is_refused(given: object):
+    """By its flag, with what was given."""
+    with pytest.raises(ValueError, match="--speculative-ddtree-budgets"):
+        budget_list(given)
+
+
+def test_the_configured_budget_is_always_among_the_lanes():
+    """Whatever else is listed, and twice does not count."""
+    assert budgets(arguments(16, "4,8,16")) == (4, 8, 16)
+    assert budgets(arguments(16, "4,8")) == (4, 8, 16)
+    assert budgets(arguments("auto", [8, 4])) == (4, 8)
+
+
+def test_default_lanes_of_auto_are_captured_for_steps_that_can_pay():
+    """Up to 2080 nodes; the chain for every batch; above 4 requests not for every size."""
+    sizes = {width: lane_sizes.lane_batch_sizes(target(), SIZES, width) for width in (3, 16, 65, 129)}
+
+    assert sizes[16] == [1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 30, 40, 48]
+    assert sizes[3] == sizes[16]
+    assert sizes[65][-1] == 32
+    assert sizes[129][-1] == 16
+
+
+def test_without_padding_no_batch_size_is_left_out():
+    """A batch of 7 would be padded to no graph of 8; up to the lane's largest batch each size has its own."""
+    unpadded = target(server_args=SimpleNamespace(disable_cuda_graph_padding=True))
+
+    assert lane_sizes.lane_batch_sizes(unpadded, SIZES, 16) == SIZES
+    assert lane_sizes.lane_batch_sizes(unpadded, SIZES, 129) == [size for size in SIZES if size <= 16]
+
+
+def test_the_chain_is_captured_for_every_batch_however_large():
+    """DFLASH's own step has graphs there."""
+    assert lane_sizes.lane_batch_sizes(target(), [*SIZES, 160, 256], 16)[-1] == 256
+
+
+def test_listed_budgets_are_captured_for_whatever_fits(published: SimpleNamespace):
+    """Who lists them measures them; a GPU's memory is the limit."""
+    published.speculative_ddtree_budgets = "8,256"
+
+    assert lane_sizes.lane_batch_sizes(target(), SIZES, 257) == SIZES
+
+
+def test_a_drafter_and_a_budget_alone_keep_all_batch_sizes(published: SimpleNamespace):
+    """As without lanes."""
+    assert lane_sizes.lane_batch_sizes(target(is_draft_worker=True), SIZES, 129) == SIZES
+    published.speculative_ddtree_budget, published.speculative_ddtree_budgets = 128, None
+
+    assert lane_sizes.lane_batch_sizes(target(), SIZES, 129) == SIZES
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch, free: int) -> SimpleNamespace:
+    """A target of 1 MiB a node on a GPU with so many bytes free."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(lane_sizes, "free_bytes", lambda: free)
+    monkeypatch.setattr(lane_sizes, "promised_bytes", lambda _: 0)
+    node = lane_bytes.NodeBytes(buffers=2**20, logits=0, work=0, hidden=0, request=0)
+    monkeypatch.setattr(lane_bytes.NodeBytes, "of", lambda _: node)
+    monkeypatch.setattr(lane_sizes, "get_tp_group", lambda: SimpleNamespace(world_size=1, rank_in_group=0))
+    return target()
+
+
+def test_a_wide_lane_gets_the_batches_that_half_of_the_free_memory_holds(
+    monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace
+):
+    """The first answer holds: what is captured meanwhile takes memory."""
+    published.speculative_ddtree_budgets = "8,256"
+    runner = on_a_gpu(monkeypatch, 4 * 2**30)
+
+    assert lane_sizes.lane_batch_sizes(runner, SIZES, 257)[-1] == 7  # 2048 nodes
+    monkeypatch.setattr(lane_sizes, "free_bytes", lambda: 0)
+    assert lane_sizes.lane_batch_sizes(runner, SIZES, 9) == SIZES
+
+
+def test_the_drafters_pool_is_not_free(monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace):
+    """The first worker captures the target's graphs before it loads the drafter, for whose pool room was left."""
+    published.speculative_ddtree_budgets = "8,256"
+    runner = on_a_gpu(monkeypatch, 4 * 2**30)
+    kv = [torch.empty((2**20, 128), dtype=torch.uint8, device="meta") for _ in range(8)]  # 1 GiB a side
+    runner.token_to_kv_pool, runner.dflash_draft_num_layers = SimpleNamespace(k_buffer=kv, v_buffer=kv), 4
+    monkeypatch.setattr(lane_sizes, "promised_bytes", promised_bytes)
+
+    assert lane_sizes.lane_batch_sizes(runner, SIZES, 257)[-1] == 5  # half of 4 - 1 GiB: 1536 nodes
+
+
+def test_a_lane_that_does_not_hold_one_request_is_refused_with_what_does(
+    monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace
+):
+    """By the budget, before anything is captured."""
+    published.speculative_ddtree_budgets = "8,256"
+
+    with pytest.raises(ValueError, match=r"budget of 256 do not fit.*at most 99 fits alone"):
+        lane_sizes.lane_batch_sizes(on_a_gpu(monkeypatch, 200 * 2**20), SIZES, 257)
