@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tests.support.statuses import host_status
 
 from ddtree_overlay.cli.selecting import Target
 from ddtree_overlay.cli.targets import deployed_bundle
@@ -71,26 +72,6 @@ def test_a_base_that_was_edited_by_hand_is_told_by_name(run, site):
     assert [f["path"] for f in findings if f["check"] == "base"] == ["srt/server_args.py"]
 
 
-def status(state: str, **over) -> Status:
-    values = {
-        "host": "ct200",
-        "target": "--host ct200",
-        "root": "/opt/sglang",
-        "install": "wheel",
-        "version": "0.5.11",
-        "state": state,
-        "reason": f"it is {state}",
-        "deployment": None,
-        "overlay_id": None,
-        "files": (),
-        "processes": (),
-        "unfinished": "",
-        "ephemeral": False,
-        "warnings": (),
-    }
-    return Status(**(values | over))
-
-
 MINE = Bundle("0.5.11", (Change("srt/a.py", "x", "y", 1, 0),))
 LIVE = Deployment("d-0003", "pending", "91c0", "3f2a", "0.5.11", "0.5.11", "ann@laptop", 0.0, 2, True, None, "")
 
@@ -99,18 +80,18 @@ LIVE = Deployment("d-0003", "pending", "91c0", "3f2a", "0.5.11", "0.5.11", "ann@
     ("live", "what", "step"),
     [
         (
-            status("pristine"),
+            host_status("pristine"),
             "no bundle fits",
             "ddtree-overlay snapshot --host ct200 && ddtree-overlay patch --host ct200",
         ),
-        (status("unrecorded"), "no bundle fits", "ddtree-overlay rollback --host ct200"),
+        (host_status("unrecorded"), "no bundle fits", "ddtree-overlay rollback --host ct200"),
         (
-            status("upgraded", deployment=LIVE, overlay_id=MINE.overlay_id),
+            host_status("upgraded", deployment=LIVE, overlay_id=MINE.overlay_id),
             "no bundle fits",
             "ddtree-overlay snapshot --host ct200 && ddtree-overlay patch --host ct200 && ddtree-overlay push",
         ),
         (
-            status(
+            host_status(
                 "drifted", deployment=LIVE, overlay_id="91c0", files=(FileStatus("srt/a.py", "foreign", "changed"),)
             ),
             "that of d-0003 was not built here",

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import json
 import os
 import random
 import signal
 import socket
 import threading
 import time
+import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +69,17 @@ class Serving:
         log = self.folder / "log.txt"
         self.kill()
         raise harness.EngineError("\n".join(log.read_text().splitlines()[-40:]) if log.exists() else "it never ran")
+
+    def get(self, path: str) -> str:
+        """The page at a path."""
+        return urllib.request.urlopen(f"{self.url}{path}", timeout=60).read().decode()
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """What it answers to a request."""
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)
+        answer: dict[str, Any] = json.loads(urllib.request.urlopen(request, timeout=120).read())
+        return answer
 
     def kill(self) -> None:
         """End it, its scheduler and its detokenizer at once."""

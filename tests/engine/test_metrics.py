@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import re
 import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -46,19 +45,12 @@ def serving(
 
 def ask(server: Serving) -> None:
     body = {"text": "one two three", "sampling_params": {"temperature": 0, "max_new_tokens": 90, "ignore_eos": True}}
-    request = urllib.request.Request(
-        f"{server.url}/generate", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    urllib.request.urlopen(request, timeout=120).read()
-
-
-def text(server: Serving, path: str) -> str:
-    return urllib.request.urlopen(f"{server.url}{path}", timeout=60).read().decode()
+    server.post("/generate", body)
 
 
 def test_the_choice_is_exported_beside_sglangs_own_metrics(serving: tuple[Serving, Path]):
     """Rounds by budget, the budget of each batch size, tokens and milliseconds, with the labels of the scheduler."""
-    lines = text(serving[0], "/metrics").splitlines()
+    lines = serving[0].get("/metrics").splitlines()
     found = [line for line in lines if line.startswith("sglang:ddtree_")]
     own = next(line for line in lines if line.startswith("sglang:num_running_reqs{"))
 
@@ -82,10 +74,10 @@ def test_the_choice_is_exported_beside_sglangs_own_metrics(serving: tuple[Servin
 def test_server_info_counts_the_steps_of_every_budget(serving: tuple[Serving, Path]):
     """And says what is planned for which batch size."""
     server, _ = serving
-    (state,) = json.loads(text(server, "/server_info"))["internal_states"]
+    (state,) = json.loads(server.get("/server_info"))["internal_states"]
     before = sum(state["ddtree_steps"].values())
     ask(server)
-    (after,) = json.loads(text(server, "/server_info"))["internal_states"]
+    (after,) = json.loads(server.get("/server_info"))["internal_states"]
 
     assert before > 20
     assert before < sum(after["ddtree_steps"].values()) <= before + 90

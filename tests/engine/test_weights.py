@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import json
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,22 +33,14 @@ def serving(
         yield server.wait(), folder / "target"
 
 
-def ask(server: Serving, path: str, body: dict[str, Any]) -> dict[str, Any]:
-    request = urllib.request.Request(
-        f"{server.url}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    answer: dict[str, Any] = json.loads(urllib.request.urlopen(request, timeout=120).read())
-    return answer
-
-
 def test_an_update_of_the_target_leaves_the_drafter_alone(serving: tuple[Serving, Path]):
     """The weights are those that it has, so that text and steps have to be the same; the server lives on."""
     server, target = serving
     body = {"text": "def main(self):", "sampling_params": {"temperature": 0, "max_new_tokens": 48, "ignore_eos": True}}
-    before = ask(server, "/generate", body)
+    before = server.post("/generate", body)
 
-    updated = ask(server, "/update_weights_from_disk", {"model_path": str(target)})
-    after = ask(server, "/generate", body)
+    updated = server.post("/update_weights_from_disk", {"model_path": str(target)})
+    after = server.post("/generate", body)
 
     assert updated["success"]
     assert after["text"] == before["text"]

@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.support.statuses import host_status
 
 from ddtree_overlay.doctor import Difference
 from ddtree_overlay.manifest import Bundle, Change
@@ -13,7 +14,6 @@ from ddtree_overlay.plans import (
     PushPlan,
     RollbackPlan,
     RollbackResult,
-    Status,
 )
 from ddtree_overlay.render import STYLES
 from ddtree_overlay.reports import (
@@ -75,26 +75,6 @@ def deployment(number: int = 1, **over) -> Deployment:
         "note": "",
     }
     return Deployment(id=f"d-{number:04d}", **(values | over))
-
-
-def host_status(state: str, **over) -> Status:
-    values = {
-        "host": "ct200",
-        "target": "--host ct200",
-        "root": "/opt/sglang",
-        "install": "wheel",
-        "version": "0.5.11",
-        "state": state,
-        "reason": "1 file was edited",
-        "deployment": None,
-        "overlay_id": None,
-        "files": (),
-        "processes": (),
-        "unfinished": "",
-        "ephemeral": False,
-        "warnings": (),
-    }
-    return Status(**(values | over))
 
 
 def text(lines) -> list[str]:
