@@ -107,7 +107,7 @@ def compare_head(
     shards = shards_of(rows, org, added, dtype, ranks=ranks, seed=seed)
     for exponents in (None, torch.tensor([1.4, 0.6, 1.0], device=DEVICE)):
         options = {"scale": 0.5 if cap else None, "cap": cap, "exponents": exponents}
-        results = []
+        results, gathered = [], []
         for choose, wide in ((head_kernel.choose, False), (head_reference.choose, True)):
             group = Ranks(ranks)
             if wide and exponents is not None:
@@ -118,7 +118,10 @@ def compare_head(
                     for part, columns in shards
                 ]
             results.append(last)
+            gathered.append({part.shape for part in group.parts})
         shape = f"{rows} rows, {org}+{added} tokens, k {k}, {dtype}, {ranks} ranks, soft cap {cap}"
+        if gathered[0] != gathered[1]:
+            sys.exit(f"head ({shape}): the kernels gather {gathered[0]}, the reference {gathered[1]}")
         for mine in results[0]:
             compare(f"head ({shape})", mine, results[1][0], tolerance=1e-4)
             for field in fields(mine):

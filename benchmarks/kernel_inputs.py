@@ -46,7 +46,7 @@ def labels(batch: int, k: int, seed: int) -> tuple[Any, torch.Tensor, torch.Tens
     ranks = torch.randint(0, k, (batch, BLOCK - 1, 1), generator=generator).to(DEVICE)
     tokens = torch.nn.functional.pad(kept[1].view(batch, BLOCK - 1, k).gather(2, ranks).squeeze(2), (0, 1))
     accept_lens = torch.randint(0, BLOCK, (batch,), generator=generator).to(DEVICE)
-    return Choices(*kept, mean, mean, torch.logsumexp(logits, dim=-1)), tokens, accept_lens
+    return Choices(*kept, mean, torch.logsumexp(logits, dim=-1)), tokens, accept_lens
 
 
 class Ranks:

@@ -93,10 +93,14 @@ def main() -> None:
         for k, only in fit_cases:
             rows = torch.zeros(6)
             found = torch.zeros(6, k)
-            fitted = Choices(found, found.long(), found, rows, rows, rows)
+            fitted = Choices(found, found.long(), found, rows, rows)
             update(torch.zeros(7, 3), fitted, torch.zeros(2, 4, dtype=torch.int64), lens, only)
         columns = Columns(org=90, first_org_id=0, added_start=96, added=3, first_added_id=90)
-        cases = ((torch.bfloat16, 1, None, None), (torch.float32, 2, torch.ones(3), 30.0))
+        cases = (
+            (torch.bfloat16, 1, None, None),
+            (torch.bfloat16, 2, None, None),
+            (torch.float32, 2, torch.ones(3), 30.0),
+        )
         for dtype, ranks, exponents, cap in cases:
             group = SimpleNamespace(world_size=ranks, all_gather=lambda part, dim: torch.cat([part] * 2, dim=dim))
             head_kernel.choose(

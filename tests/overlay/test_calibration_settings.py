@@ -46,7 +46,7 @@ def test_off_and_fixed_exponents_ignore_labels() -> None:
         Workload().step(given, 3.0)
     choices, _, _, _ = random_step(1, POSITIONS, 4)
 
-    off.observe(replace(choices, logits=None, mean=None, variance=None, plain_log_z=None), None)
+    off.observe(replace(choices, logits=None, mean=None, plain_log_z=None), None)
 
     assert off.exponents is None
     assert given.exponents.tolist() == pytest.approx([1.2, 1, 1, 1, 0.9])

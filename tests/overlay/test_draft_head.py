@@ -79,6 +79,16 @@ def test_sharded_head_equals_the_whole_one_on_every_rank(ranks: int, k: int) -> 
         torch.testing.assert_close(choices.log_probs, values, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("exponents", "sums"), [(None, 1), (torch.ones(3), 3)])
+def test_ranks_gather_no_more_than_is_read(exponents: torch.Tensor | None, sums: int) -> None:
+    """k logits and ids a row and the partition sum; what a fit needs only with exponents."""
+    group = FakeRanks(2)
+    group.gathered.append([])
+    head = DraftHead(shard(torch.randn(ORG + ADDED, HIDDEN), 0, 2), None, group)
+    head.top_log_probs(torch.randn(6, HIDDEN), 7, exponents)
+    assert [tuple(part.shape) for part in group.gathered[0]] == [(6, 2 * 7 + sums)]
+
+
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("chain_seed", [False, True])
 def test_ranks_build_the_tree_of_the_whole_vocabulary(ranks: int, chain_seed: bool) -> None:
@@ -147,7 +157,7 @@ def test_replaced_weight_is_used() -> None:
 
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_exponents_change_the_probabilities_and_say_what_a_fit_needs(ranks: int) -> None:
-    """Log-softmax of exponent * logit by position; mean and variance of the logit, and the plain partition sum."""
+    """Log-softmax of exponent * logit by position; mean of the logit, and the plain partition sum."""
     torch.manual_seed(0)
     weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(2 * 3, HIDDEN)
     exponents = torch.tensor([0.5, 1.0, 2.0])
@@ -161,12 +171,10 @@ def test_exponents_change_the_probabilities_and_say_what_a_fit_needs(ranks: int)
             answers.append(head.top_log_probs(hidden, 7, exponents))
     logits = (3.0 * torch.tanh(0.5 * (hidden.double() @ weight.double().T) / 3.0)).view(2, 3, -1)
     weights = torch.softmax(exponents.view(1, 3, 1) * logits, dim=-1)
-    mean = (weights * logits).sum(dim=-1, keepdim=True)
     expected = {
         "log_probs": weights.log().sort(dim=-1, descending=True).values[..., :7],
         "logits": logits.sort(dim=-1, descending=True).values[..., :7],
-        "mean": mean.squeeze(2),
-        "variance": (weights * (logits - mean) ** 2).sum(dim=-1),
+        "mean": (weights * logits).sum(dim=-1),
         "plain_log_z": torch.logsumexp(logits, dim=-1),
     }
     for choices in answers:

@@ -26,10 +26,9 @@ class Choices:
     token_ids: torch.Tensor
     #: With exponents: logits as the target finishes them (scale, soft cap), float32 [rows, k]; else None.
     logits: torch.Tensor | None = None
-    #: With exponents: mean and variance of the finished logit under softmax(exponent * logits), whole vocabulary,
-    #: float32 [rows]; else None.
+    #: With exponents: mean of the finished logit under softmax(exponent * logits), whole vocabulary, float32 [rows];
+    #: else None.
     mean: torch.Tensor | None = None
-    variance: torch.Tensor | None = None
     #: With exponents: logarithm of the partition sum at exponent 1, float32 [rows]; else None.
     plain_log_z: torch.Tensor | None = None
 
@@ -96,13 +95,14 @@ class DraftHead:
         """The k most likely tokens of each row under the drafter.
 
         The log-probabilities are normalised over the whole vocabulary, not over the k: positions compete in one tree.
-        Every rank gets the same answer: k candidates and one partition sum per row are gathered, never the logits.
+        Every rank gets the same answer: k candidates and one partition sum per row (with exponents also the mean and
+        the plain sum) are gathered, never the logits.
 
         Args:
             hidden_states: [rows, hidden].
             k: At least 1; cut to the vocabulary's size.
             exponents: Positive exponents of the probabilities by draft position, float32 [L]; row r is about position
-                r % L. None for all 1, and for no logits, means and variances.
+                r % L. None for all 1, and for no logits, means and plain sums.
         """
         weight = self._lm_head.weight
         per_go = max(1, _LOGITS_BYTES // (weight.shape[0] * weight.element_size()))
@@ -111,7 +111,7 @@ class DraftHead:
         goes = [self._choose(rows, k, exponents) for rows in hidden_states.split(per_go)]
         if len(goes) == 1:
             return goes[0]
-        fields = ("log_probs", "token_ids", "logits", "mean", "variance", "plain_log_z")
+        fields = ("log_probs", "token_ids", "logits", "mean", "plain_log_z")
         parts = {name: [getattr(choices, name) for choices in goes] for name in fields}
         return Choices(**{name: None if part[0] is None else torch.cat(part) for name, part in parts.items()})
 

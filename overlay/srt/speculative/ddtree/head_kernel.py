@@ -27,8 +27,8 @@ from sglang.srt.speculative.ddtree.launching import launch
 TILE = 4096
 
 #: Sums of a tile: the largest finished logit m, the sum of e = exp(exponent * (z - m)); with exponents also those of
-#: (z - m) * e, of (z - m)**2 * e, and of exp(z - m).
-_PLAIN_SUMS, _ALL_SUMS = 2, 5
+#: (z - m) * e and of exp(z - m). A row has one less: the first two give one logarithm.
+_PLAIN_SUMS, _ALL_SUMS = 2, 4
 
 #: Low bits of an ordered key that say nothing, by the type that the logits had.
 _SPARE_BITS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
@@ -73,17 +73,15 @@ def _read_kernel(
         exponent = tl.load(exponents + row % positions)
         weight = tl.where(token, tl.exp(exponent * away), 0.0)
         moment = tl.where(weight == 0.0, 0.0, weight * away)
-        spread = tl.where(weight == 0.0, 0.0, moment * away)
         plain = tl.where(token, tl.exp(away), 0.0)
         tl.store(out + 1, tl.sum(weight))
         tl.store(out + 2, tl.sum(moment))
-        tl.store(out + 3, tl.sum(spread))
-        tl.store(out + 4, tl.sum(plain))
+        tl.store(out + 3, tl.sum(plain))
 
 
 @triton.jit
 def _row_sums(sums, row, tiles, exponent, TILES: tl.constexpr, SUMS: tl.constexpr):
-    """Of a whole row: log of the partition sum, mean, variance, log of the partition sum at exponent 1."""
+    """Of a whole row: log of the partition sum, mean, log of the partition sum at exponent 1."""
     tile = tl.arange(0, TILES)
     at = sums + (row * tiles + tile) * SUMS
     here = tile < tiles
@@ -96,18 +94,13 @@ def _row_sums(sums, row, tiles, exponent, TILES: tl.constexpr, SUMS: tl.constexp
     first = tl.load(at + 1, mask=here, other=0.0)
     total = tl.sum(share * first, axis=0)
     log_z = exponent * top + tl.log(total)
-    mean, variance, plain_log_z = log_z, log_z, log_z
+    mean, plain_log_z = log_z, log_z
     if SUMS > 2:
         second = tl.load(at + 2, mask=here, other=0.0)
-        third = tl.load(at + 3, mask=here, other=0.0)
-        shift = tl.sum(share * (second + away * first), axis=0) / total
-        square = tl.sum(share * (third + 2.0 * away * second + away * away * first), axis=0) / total
-        mean = top + shift
-        variance = square - shift * shift
-        variance = tl.where(variance < 0.0, 0.0, variance)  # NaN stays NaN
+        mean = top + tl.sum(share * (second + away * first), axis=0) / total
         plain_share = tl.where(tops == float("-inf"), 0.0, tl.exp(away))
-        plain_log_z = top + tl.log(tl.sum(plain_share * tl.load(at + 4, mask=here, other=0.0), axis=0))
-    return log_z, mean, variance, plain_log_z
+        plain_log_z = top + tl.log(tl.sum(plain_share * tl.load(at + 3, mask=here, other=0.0), axis=0))
+    return log_z, mean, plain_log_z
 
 
 @triton.jit
@@ -117,10 +110,10 @@ def _choose_kernel(
     group_keys,
     sums,
     scratch,  # int32 [rows, 2 * KEPT]
-    log_probs,  # float32 [rows, k] out; or int32 [rows, 2 * k + 4] for the other ranks
+    log_probs,  # float32 [rows, k] out; or int32 [rows, 2 * k + SUMS - 1] for the other ranks
     token_ids,  # int64 [rows, k] out, or None
     finished,  # float32 [rows, k] out, or None
-    moments,  # float32 [3, rows] out, or None
+    moments,  # float32 [2, rows] out, or None
     stride,
     positions,
     groups,
@@ -175,20 +168,20 @@ def _choose_kernel(
     exponent = 1.0
     if exponents is not None:
         exponent = tl.load(exponents + row % positions)
-    log_z, mean, variance, plain_log_z = _row_sums(sums, row, tiles, exponent, TILES, SUMS)
+    log_z, mean, plain_log_z = _row_sums(sums, row, tiles, exponent, TILES, SUMS)
     raw = value_of_short_key(key, SPARE)
     if PACKED:
-        out = log_probs + row * (2 * k + 4)
+        out = log_probs + row * (2 * k + SUMS - 1)
         tl.store(out + place, raw.to(tl.int32, bitcast=True), mask=place < k)
         tl.store(out + k + place, tl.where(key == invalid, -1, ids), mask=place < k)
         tl.store(out + 2 * k, log_z.to(tl.int32, bitcast=True))
-        tl.store(out + 2 * k + 1, mean.to(tl.int32, bitcast=True))
-        tl.store(out + 2 * k + 2, variance.to(tl.int32, bitcast=True))
-        tl.store(out + 2 * k + 3, plain_log_z.to(tl.int32, bitcast=True))
+        if SUMS > 2:
+            tl.store(out + 2 * k + 1, mean.to(tl.int32, bitcast=True))
+            tl.store(out + 2 * k + 2, plain_log_z.to(tl.int32, bitcast=True))
     else:
         z = finish(raw, scale, cap, SCALED, CAPPED)
         store_choices(
-            row, place, k, key, ids, z, log_z, mean, variance, plain_log_z, exponent,
+            row, place, k, key, ids, z, log_z, mean, plain_log_z, exponent,
             log_probs, token_ids, finished, moments, invalid, SUMS,
         )  # fmt: skip
 
@@ -225,7 +218,7 @@ def choose(
     launch(_read_kernel, (rows, tiles, 1), reading, constants, num_warps=4, key=key)
 
     best = Outputs(rows, k, with_moments, device)
-    packed = None if alone else torch.empty((rows, 2 * k + 4), dtype=torch.int32, device=device)
+    packed = None if alone else torch.empty((rows, 2 * k + sums - 1), dtype=torch.int32, device=device)
     out = (best.log_probs, best.token_ids, best.finished, best.moments) if alone else (packed, None, None, None)
     choosing = (logits, exponents, group_keys, tile_sums, scratch, *out, logits.stride(0), positions, groups, tiles, k)
     choosing += (columns.org, columns.first_org_id, columns.added_start, columns.added, columns.first_added_id)

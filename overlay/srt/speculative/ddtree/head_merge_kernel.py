@@ -22,10 +22,10 @@ def finish(value, scale, cap, SCALED: tl.constexpr, CAPPED: tl.constexpr):
 
 @triton.jit
 def store_choices(
-    row, place, k, key, ids, z, log_z, mean, variance, plain_log_z, exponent, log_probs, token_ids, finished, moments,
+    row, place, k, key, ids, z, log_z, mean, plain_log_z, exponent, log_probs, token_ids, finished, moments,
     INVALID: tl.constexpr, SUMS: tl.constexpr,
 ):  # fmt: skip
-    """Write a row of `Choices`; `moments` is [3, rows]."""
+    """Write a row of `Choices`; `moments` is [2, rows]."""
     kept, out = place < k, row * k + place
     score = exponent * z - log_z
     score = tl.where(score > 0.0, 0.0, score)  # NaN stays NaN
@@ -35,13 +35,12 @@ def store_choices(
         tl.store(finished + out, z, mask=kept)
         rows = tl.num_programs(0)
         tl.store(moments + row, mean)
-        tl.store(moments + rows + row, variance)
-        tl.store(moments + 2 * rows + row, plain_log_z)
+        tl.store(moments + rows + row, plain_log_z)
 
 
 @triton.jit
 def merge_kernel(
-    packed,  # int32 [rows, ranks * (2 * k + 4)]
+    packed,  # int32 [rows, ranks * (2 * k + SUMS - 1)]
     exponents,
     log_probs,
     token_ids,
@@ -61,7 +60,7 @@ def merge_kernel(
     """One program merges the candidates and sums of all ranks for one row."""
     row = tl.program_id(0).to(tl.int64)
     invalid: tl.constexpr = -(1 << 31)
-    size = 2 * k + 4
+    size = 2 * k + SUMS - 1
     mine = packed + row * ranks * size
     place = tl.arange(0, CANDIDATES)
     at = mine + place // k * size + place % k
@@ -77,21 +76,18 @@ def merge_kernel(
     of_rank = mine + rank * size + 2 * k
     log_zs = tl.load(of_rank, mask=rank < ranks, other=-8388608).to(tl.float32, bitcast=True)  # -inf
     log_z, shares = _log_sum(log_zs)
-    mean, variance, plain_log_z = log_z, log_z, log_z
+    mean, plain_log_z = log_z, log_z
     if SUMS > 2:
         means = tl.load(of_rank + 1, mask=rank < ranks, other=0).to(tl.float32, bitcast=True)
-        spreads = tl.load(of_rank + 2, mask=rank < ranks, other=0).to(tl.float32, bitcast=True)
-        plain = tl.load(of_rank + 3, mask=rank < ranks, other=-8388608).to(tl.float32, bitcast=True)
+        plain = tl.load(of_rank + 2, mask=rank < ranks, other=-8388608).to(tl.float32, bitcast=True)
         mean = tl.sum(tl.where(shares == 0.0, 0.0, shares * means), axis=0)
-        away = means - mean
-        variance = tl.sum(tl.where(shares == 0.0, 0.0, shares * (spreads + away * away)), axis=0)
         plain_log_z, _ = _log_sum(plain)
     exponent = 1.0
     if exponents is not None:
         exponent = tl.load(exponents + row % positions)
     z = finish(value_of_short_key(key, 0), scale, cap, SCALED, CAPPED)
     store_choices(
-        row, place, k, key, ids, z, log_z, mean, variance, plain_log_z, exponent,
+        row, place, k, key, ids, z, log_z, mean, plain_log_z, exponent,
         log_probs, token_ids, finished, moments, invalid, SUMS,
     )  # fmt: skip
 
@@ -113,7 +109,7 @@ class Outputs:
         self.log_probs = torch.empty((rows, k), dtype=torch.float32, device=device)
         self.token_ids = torch.empty((rows, k), dtype=torch.int64, device=device)
         self.finished = torch.empty_like(self.log_probs) if with_moments else None
-        self.moments = torch.empty((3, rows), dtype=torch.float32, device=device) if with_moments else None
+        self.moments = torch.empty((2, rows), dtype=torch.float32, device=device) if with_moments else None
 
     def choices(self) -> Choices:
         """The tensors by their names."""

@@ -51,34 +51,34 @@ def _local_best(
     """What the other ranks have to know of this one's logits, in one tensor.
 
     Returns:
-        int32 [rows, 2 * k + 4]: the bits of k raw logits, their token ids (-1 where there are fewer), and the bits of
-        the partition sum's logarithm, the mean, the variance, and the logarithm at exponent 1.
+        int32 [rows, 2 * k + sums]: the bits of k raw logits, their token ids (-1 where there are fewer), and the bits
+        of the partition sum's logarithm; with exponents also those of the mean, and of the logarithm at exponent 1.
     """
     places, ids = _tokens(columns, logits.device)
     raw = logits[:, places]
     finished = _finish(raw if raw.dtype == torch.float64 else raw.float(), scale, cap)
     scaled = finished if exponents is None else exponents * finished
     log_z = torch.logsumexp(scaled, dim=-1, keepdim=True)
-    weights = torch.exp(scaled - log_z)
-    mean = torch.where(weights == 0, weights, weights * finished).sum(dim=-1, keepdim=True)
-    spread = torch.where(weights == 0, weights, weights * (finished - mean) ** 2).sum(dim=-1, keepdim=True)
-    plain = log_z if exponents is None else torch.logsumexp(finished, dim=-1, keepdim=True)
+    sums = [log_z]
+    if exponents is not None:
+        weights = torch.exp(scaled - log_z)
+        mean = torch.where(weights == 0, weights, weights * finished).sum(dim=-1, keepdim=True)
+        sums += [mean, torch.logsumexp(finished, dim=-1, keepdim=True)]
     kept = min(k, raw.shape[1])
     best, best_places = ordered_topk(raw.float().masked_fill(raw.isnan(), float("-inf")), kept)
     best = torch.nn.functional.pad(best, (0, k - kept), value=float("-inf"))
     best_ids = torch.nn.functional.pad(ids[best_places], (0, k - kept), value=-1).to(torch.int32)
-    sums = torch.cat([log_z, mean, spread, plain], dim=1).float()
-    return torch.cat([best.view(torch.int32), best_ids, sums.view(torch.int32)], dim=1)
+    return torch.cat([best.view(torch.int32), best_ids, torch.cat(sums, dim=1).float().view(torch.int32)], dim=1)
 
 
 def _merge(
     packed: torch.Tensor, k: int, scale: float | None, cap: float | None, exponents: torch.Tensor | None
 ) -> Choices:
-    """The choices among all ranks' `_local_best`, int32 [rows, ranks * (2 * k + 4)]."""
-    ranks = packed.view(packed.shape[0], -1, 2 * k + 4)
+    """The choices among all ranks' `_local_best`, int32 [rows, ranks * (2 * k + sums)]."""
+    ranks = packed.view(packed.shape[0], -1, 2 * k + (1 if exponents is None else 3))
     raw = ranks[..., :k].contiguous().view(torch.float32).flatten(1)
     token_ids = ranks[..., k : 2 * k].flatten(1).to(torch.int64)
-    log_zs, means, spreads, plain = ranks[..., 2 * k :].contiguous().view(torch.float32).unbind(dim=-1)
+    log_zs, *moments = ranks[..., 2 * k :].contiguous().view(torch.float32).unbind(dim=-1)
     missing = token_ids < 0
     by_id = token_ids.masked_fill(missing, 1 << 40).argsort(dim=-1, stable=True)
     raw, token_ids, missing = (part.gather(-1, by_id) for part in (raw, token_ids, missing))
@@ -90,11 +90,10 @@ def _merge(
     token_ids = token_ids.gather(-1, places).masked_fill(missing, 0)
     if exponents is None:
         return Choices(log_probs, token_ids)
+    means, plain = moments
     shares = torch.exp(log_zs - log_z)
     mean = torch.where(shares == 0, shares, shares * means).sum(dim=-1)
-    away = (means - mean.unsqueeze(1)) ** 2
-    variance = torch.where(shares == 0, shares, shares * (spreads + away)).sum(dim=-1)
-    return Choices(log_probs, token_ids, finished, mean, variance, torch.logsumexp(plain, dim=-1))
+    return Choices(log_probs, token_ids, finished, mean, torch.logsumexp(plain, dim=-1))
 
 
 def _tokens(columns: Columns, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
