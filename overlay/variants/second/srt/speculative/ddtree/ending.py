@@ -26,12 +26,12 @@ def look_at_each_token(req: Any, count: int) -> bool:
         Whether it has; else SGLang's look at all of them gives the same.
     """
     params, output = req.sampling_params, req.output_ids
+    before = len(output) - count
     is_text = bool(params.stop_strs or params.stop_regex_strs)
     if not is_ddtree_on() or req.finished() or req.to_finish:
         return False
-    if not is_text and len(output) < params.max_new_tokens:
+    if not is_text and len(output) < params.max_new_tokens and req.reasoning_tokens <= before:
         return False
-    before = len(output) - count
     tokens = output[before:]
     del output[before:]
     # It has advanced over the whole step, which it never lets go on behind its end.
@@ -48,4 +48,7 @@ def look_at_each_token(req: Any, count: int) -> bool:
     output.extend(tokens[kept - before :])
     if req.finished() and req.finished_len is None:
         req.finished_len = kept
+    if req.finished():
+        # They were counted before anything looked for an end, over the whole step (sglang#39826).
+        req.reasoning_tokens = min(req.reasoning_tokens, req.finished_len)
     return True
