@@ -74,6 +74,19 @@ def reported(arguments):
     return {"answers": answers, "id": OVERLAY_ID, "flag": f"--{field.replace('_', '-')}" in parser.format_help()}
 
 
+def told(arguments):
+    """What DDTREE says in the log while arguments are completed."""
+    import logging
+
+    handler, said = logging.Handler(), []
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("sglang.srt.speculative.ddtree")
+    logger.addHandler(handler)
+    found = resolve(arguments, None)
+    logger.removeHandler(handler)
+    return [found.get("error"), *said]
+
+
 def registry():
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm as Algorithm
 
@@ -110,4 +123,9 @@ if __name__ == "__main__":
     results = {name: resolve(case["arguments"], case.get("again")) for name, case in cases.items()}
     with open(sys.argv[2], "w") as target:
         whole = {"cases": results, "command_line": command_line(), "registry": registry(), "rehearsal": rehearsal()}
-        json.dump({**whole, "reported": reported(cases["default budget"]["arguments"])}, target)
+        plain = cases["default budget"]["arguments"]
+        whole["told"] = {
+            "nothing": told(plain),
+            "of released weights": told(plain | {"enable_memory_saver": True}),
+        }
+        json.dump({**whole, "reported": reported(plain)}, target)

@@ -237,6 +237,15 @@ def test_a_server_reports_the_overlay_that_it_has_loaded(resolved: dict[str, Any
     assert not reported["flag"]
 
 
+def test_a_drafter_that_may_lose_its_weights_is_told_of(resolved: dict[str, Any]) -> None:
+    """sglang#31674: no request fails and no text is wrong, so that nobody would notice."""
+    told = resolved["told"]
+
+    assert told["nothing"] == [None]
+    assert len(told["of released weights"]) == 2
+    assert "--enable-weights-cpu-backup" in told["of released weights"][1]
+
+
 def test_ddtree_is_a_member_of_its_own(resolved: dict[str, Any]) -> None:
     """DDTREE is a DFLASH to every predicate that asks, and no other algorithm is DDTREE."""
     assert resolved["registry"] == {

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, backends_of, check_backends
 from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, parsed_budget
 from sglang.srt.speculative.ddtree.calibration_args import check_calibration
-from sglang.srt.speculative.ddtree.features import check_features
+from sglang.srt.speculative.ddtree.features import check_features, warn_of_released_weights
 from sglang.srt.speculative.ddtree.given import checked_calibration, checked_cap, checked_switch
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid, check_tracked_states, is_hybrid_config
 from sglang.srt.speculative.ddtree.model_facts import model_config, uses_mla
@@ -106,6 +106,7 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
     check_backends(reading(server_args))
     _check_lanes(reading(server_args))
     check_features(reading(server_args))
+    warn_of_released_weights(reading(server_args))
     _check_model(server_args)
     _check_capacity(server_args)
 

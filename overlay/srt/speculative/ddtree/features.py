@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
+
+logger = logging.getLogger(__name__)
 
 #: Features whose interplay with a tree is not proven: the field, the value that leaves it off, its flag.
 _UNPROVEN_FEATURES = (
@@ -64,4 +67,18 @@ def check_features(server_args: Any) -> None:
         raise ValueError(
             f"DDTREE does not simulate an accept length (SGLANG_SIMULATE_ACC_LEN={simulated}): it would be ignored. "
             "Unset it."
+        )
+
+
+def warn_of_released_weights(server_args: Any) -> None:
+    """Say at start-up what a release of the weights does to the drafter, which nobody would notice otherwise.
+
+    SGLang drops the weights of both models and gives the target's back by an update; none of them reaches the drafter.
+    """
+    if server_args.enable_memory_saver and not server_args.enable_weights_cpu_backup:
+        logger.warning(
+            "DDTREE: --enable-memory-saver: a release of the weights (/release_memory_occupation without tags, or with "
+            "the tag weights) drops the drafter's as well, and no weight update brings those back: the output stays "
+            "the target's own, but no draft is accepted any more. Add --enable-weights-cpu-backup "
+            "(--enable-draft-weights-cpu-backup may keep only a part of them), or release the other tags alone."
         )
