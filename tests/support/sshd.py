@@ -17,109 +17,19 @@ import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.sshd_binary import Binary, SshdUnavailable, find_sshd, run_tool
+
 from ddtree_overlay.config import Host
 
 
 START_SECONDS = 15
 _PRIVSEP_FOLDER = Path("/run/sshd")
-
-
-class SshdUnavailable(Exception):  # noqa: N818 - a state of this machine, not a fault
-    """No sshd can be had or started here; the text says why."""
-
-
-@dataclass(frozen=True)
-class Binary:
-    """An sshd and the folder with the libraries that the system lacks."""
-
-    path: Path
-    libraries: Path | None = None
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The environment to start it in."""
-        return {**os.environ, **({"LD_LIBRARY_PATH": str(self.libraries)} if self.libraries else {})}
-
-
-def find_sshd(cache: Path) -> Binary:
-    """The system's sshd, else one unpacked into `cache`.
-
-    Raises:
-        SshdUnavailable: There is none and none can be fetched.
-    """
-    installed = shutil.which("sshd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-    if installed:
-        return Binary(Path(installed))
-    root = cache / "sshd"
-    if not (root / "usr/sbin/sshd").is_file():
-        _unpack_packages(root, cache)
-    found = Binary(root / "usr/sbin/sshd", _library_folder(root))
-    missing = _missing_libraries(found)
-    if missing:
-        raise SshdUnavailable(f"the unpacked sshd lacks {', '.join(missing)}")
-    return found
-
-
-def _unpack_packages(root: Path, cache: Path) -> None:
-    if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise SshdUnavailable("no sshd is installed, and there is no apt-get to fetch one with")
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as temp:
-        tree = Path(temp, "tree")
-        options = _download(["openssh-server"], Path(temp), [])
-        _extract(Path(temp), tree)
-        if _missing_libraries(Binary(tree / "usr/sbin/sshd", _library_folder(tree))):
-            depends = _run(["apt-cache", *options, "depends", "openssh-server"]).stdout
-            names = {line.split()[-1] for line in depends.splitlines() if line.strip().startswith("Depends: lib")}
-            _download(sorted(names), Path(temp), options)
-            _extract(Path(temp), tree)
-        with contextlib.suppress(OSError):  # somebody else was faster
-            os.rename(tree, root)
-
-
-def _download(packages: list[str], folder: Path, options: list[str]) -> list[str]:
-    """Fetch packages into `folder`; gives the apt options that worked. Without package lists, a private set is made."""
-    done = _run(["apt-get", *options, "download", "--quiet", *packages], folder)
-    if done.returncode == 0:
-        return options
-    private = ["-o", f"Dir::State::Lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"]
-    (folder / "lists/partial").mkdir(parents=True, exist_ok=True)
-    (folder / "cache/archives/partial").mkdir(parents=True, exist_ok=True)
-    _run(["apt-get", *private, "update", "--quiet"], folder)
-    done = _run(["apt-get", *private, "download", "--quiet", *packages], folder)
-    if done.returncode:
-        raise SshdUnavailable(f"no sshd is installed, and apt-get cannot fetch one: {done.stderr.strip()[-200:]}")
-    return private
-
-
-def _extract(folder: Path, tree: Path) -> None:
-    for package in folder.glob("*.deb"):
-        done = _run(["dpkg", "-x", str(package), str(tree)])
-        if done.returncode:
-            raise SshdUnavailable(f"{package.name} cannot be unpacked: {done.stderr.strip()[-200:]}")
-
-
-def _library_folder(root: Path) -> Path | None:
-    return next((p.parent for p in root.glob("usr/lib/*/libwrap.so*")), None)
-
-
-def _missing_libraries(binary: Binary) -> list[str]:
-    done = subprocess.run(["ldd", binary.path], check=False, capture_output=True, text=True, env=binary.environment)
-    return [line.split()[0] for line in done.stdout.splitlines() if "not found" in line]
-
-
-def _run(words: list[str], cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    try:
-        return subprocess.run(words, check=False, cwd=cwd, capture_output=True, text=True, timeout=180)
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise SshdUnavailable(f"{words[0]} cannot be run: {e}") from e
 
 
 @dataclass
@@ -262,7 +172,7 @@ def _free_port() -> int:
 def _write_files(folder: Path, port: int, options: str, bashrc: str) -> None:
     for name in ("host_ed25519", "identity"):
         if not (folder / name).exists():
-            _run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)])
+            run_tool(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(folder / name)])
     if not (folder / "identity.pub").is_file():
         raise SshdUnavailable("there is no ssh-keygen to make keys with")
     public = (folder / "host_ed25519.pub").read_text().split()
