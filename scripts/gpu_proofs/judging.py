@@ -16,7 +16,8 @@ import statistics
 from typing import Any
 
 from gpu_proofs.calls import greedy
-from gpu_proofs.engines import Arm, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import Arm
 
 
 #: An arm computes a step in another shape than plain decoding: its logits may shift twice as far.

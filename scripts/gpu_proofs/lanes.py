@@ -8,7 +8,8 @@ import re
 from typing import Any
 
 from gpu_proofs.calls import texts
-from gpu_proofs.engines import Arm, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import Arm
 from gpu_proofs.judging import judge
 from gpu_proofs.parts import plain_engine
 from gpu_proofs.watching import report_hiding, report_replays

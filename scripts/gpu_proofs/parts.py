@@ -7,7 +7,8 @@ import random
 from typing import Any
 
 from gpu_proofs.calls import greedy, prompts, texts
-from gpu_proofs.engines import SCRIPTS, Arm, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import SCRIPTS, Arm
 from gpu_proofs.judging import differences, judge
 from gpu_proofs.watching import report_hiding, report_replays
 

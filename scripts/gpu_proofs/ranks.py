@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from gpu_proofs.calls import greedy, prompts, texts
-from gpu_proofs.engines import SCRIPTS, Arm, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import SCRIPTS, Arm
 from gpu_proofs.judging import judge
 from gpu_proofs.parts import plain_engine, report_acceptance
 

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from gpu_proofs.calls import greedy, prompts
-from gpu_proofs.engines import SCRIPTS, Arm, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import SCRIPTS, Arm
 
 
 #: Calls of CUDA's API that fail are no memory errors: PyTorch and SGLang ask for what may be missing.

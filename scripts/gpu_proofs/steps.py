@@ -7,7 +7,8 @@ from statistics import median
 from typing import Any
 
 from gpu_proofs.calls import texts
-from gpu_proofs.engines import Arm, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import Arm
 
 
 def part_steps(part: Part) -> None:

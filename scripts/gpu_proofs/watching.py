@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpu_proofs.engines import Arm, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import Arm
 
 
 def report_replays(part: Part, arm: Arm | None, name: str = "", kind: str = "", width: int | None = None) -> None:

@@ -18,7 +18,8 @@ sys.path.insert(0, str(harness.PROJECT / "scripts"))
 
 from gpu_proofs import judging, parts
 from gpu_proofs.calls import texts
-from gpu_proofs.engines import Arm, Machine, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import Arm, Machine
 
 
 class Written:

@@ -20,7 +20,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from gpu_proofs import parts
-from gpu_proofs.engines import SCRIPTS, Machine, Part
+from gpu_proofs.checks import Part
+from gpu_proofs.engines import SCRIPTS, Machine
 
 
 @pytest.fixture
