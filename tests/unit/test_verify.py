@@ -3,66 +3,15 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
 import platform
 
 import pytest
 from tests.support import small, wheels
+from tests.support.planted import ARGS, SERVER_ARGS, WORKER, Tree, edited
 
 from ddtree_overlay.manifest import Bundle
-from ddtree_overlay.patching import SUPPORTED_RELEASES, Patched, build, build_release, load_overlay, wanted_paths
-from ddtree_overlay.verify import Finding, verify_bundle, verify_release
-from ddtree_overlay.verify.hooks import check_hooks
-
-
-SERVER_ARGS = "srt/server_args.py"
-WORKER = "srt/speculative/dflash_worker.py"
-ARGS = "srt/speculative/ddtree/args.py"
-TREE_WORKER = "srt/speculative/ddtree/worker.py"
-
-
-class Tree:
-    """A base and its bundle, both open to sabotage."""
-
-    def __init__(self) -> None:
-        self.base = small.base()
-        self.overlay = small.overlay()
-
-    def change(self, path: str, old: str, new: str) -> Tree:
-        """Sabotage SGLang or the overlay before patching."""
-        files = self.overlay if path in self.overlay else self.base
-        assert old.encode() in files[path]
-        files[path] = files[path].replace(old.encode(), new.encode())
-        return self
-
-    def patched(self) -> Patched:
-        """What patching makes of it."""
-        return build_release(small.RELEASE, self.base, self.overlay)
-
-    def findings(self, patched: Patched | None = None, **manifest: object) -> list[Finding]:
-        """Everything `verify` says, the manifest changed as given."""
-        seen = dataclasses.replace(small.manifest(self.base), **manifest)
-        return verify_release(small.RELEASE, small.sites(), seen, self.base, patched or self.patched())
-
-    def errors(self, patched: Patched | None = None, **manifest: object) -> list[Finding]:
-        """What blocks a push."""
-        return [f for f in self.findings(patched, **manifest) if f.severity == "error"]
-
-
-def edited(patched: Patched, path: str, old: str, new: str) -> Patched:
-    """Sabotage the result of patching."""
-    assert old.encode() in patched.files[path]
-    return Patched(patched.bundle, {**patched.files, path: patched.files[path].replace(old.encode(), new.encode())})
-
-
-HOOK = """\
-        if str(self.speculative_algorithm).upper() == "DDTREE":
-            from sglang.srt.speculative.ddtree.args import choose_attention_backend
-
-            choose_attention_backend(self)
-
-"""
+from ddtree_overlay.patching import SUPPORTED_RELEASES, Patched, build, load_overlay, wanted_paths
+from ddtree_overlay.verify import verify_bundle
 
 
 def test_sound_tree_has_no_errors_and_says_what_was_checked():
@@ -74,9 +23,6 @@ def test_sound_tree_has_no_errors_and_says_what_was_checked():
     count = sum(len(edit.insertions) for edit in small.RELEASE.edits)
     assert any(f"{count} insertions in {len(small.RELEASE.edits)} files" in f.message for f in findings)
     assert not any(f.message.startswith("0 ") for f in findings)
-
-
-# syntax
 
 
 def test_syntax_error_is_found_with_its_line():
@@ -102,9 +48,6 @@ def test_other_python_is_left_to_the_host():
     assert "3.9.1" in found[0].message
     same = {"sglang": "0.5.11", "python": platform.python_version()}
     assert [f.check for f in tree.errors(patched, versions=same)] == ["syntax"]
-
-
-# structure
 
 
 def test_dropped_upstream_line_is_found():
@@ -134,188 +77,6 @@ def test_added_line_that_no_edit_declares_is_found():
     (found,) = tree.errors(patched)
 
     assert (found.check, found.message) == ("structure", "unpatching does not give the base bytes")
-
-
-# hooks
-
-
-def test_deleted_hook_is_found():
-    """By the check that looks for it, and because the file no longer comes apart."""
-    tree = Tree()
-    patched = edited(tree.patched(), SERVER_ARGS, HOOK, "")
-
-    found = tree.errors(patched)
-
-    assert {f.check for f in found} == {"hooks", "structure"}
-    assert any("is there 0 times" in f.message for f in found)
-
-
-def test_doubled_hook_is_found():
-    """Twice is not once."""
-    tree = Tree()
-    patched = edited(tree.patched(), SERVER_ARGS, HOOK, HOOK + HOOK)
-
-    found = tree.errors(patched)
-
-    assert {f.check for f in found} == {"hooks", "structure"}
-    assert any("is there 2 times" in f.message and f.line for f in found)
-
-
-def test_hook_in_another_scope_is_found():
-    """A hook that wandered is not in place (landley/toybox#533)."""
-    tree = Tree()
-    patched = edited(tree.patched(), SERVER_ARGS, HOOK, "")
-    head = "    @staticmethod\n    def add_cli_args"
-    patched = edited(patched, SERVER_ARGS, head, f"    def other(self):\n{HOOK}{head}")
-
-    assert any("stands in ServerArgs.other instead" in f.message for f in tree.errors(patched))
-
-
-@pytest.mark.parametrize(
-    "dead",
-    [
-        "        return self\n",
-        "        raise ValueError\n",
-        "        if self:\n            return 1\n        else:\n            return 2\n",
-    ],
-)
-def test_unreachable_hook_is_found(dead: str):
-    """A release that returns early in front of the anchor leaves the hook in place and dead."""
-    anchor = '        if self.speculative_algorithm == "DFLASH":\n            self.speculative_num_draft_tokens = 16\n'
-    tree = Tree().change(SERVER_ARGS, anchor, dead + anchor)
-
-    found = tree.errors()
-
-    assert {f.check for f in found} == {"hooks"}
-    assert sum("is never reached" in f.message for f in found) == 2
-
-
-def test_hook_whose_names_are_gone_is_found():
-    """A local variable that was renamed upstream breaks the hook at run time only."""
-    tree = Tree().change(WORKER, "block_ids", "ids")
-
-    (found,) = tree.errors()
-
-    assert found.check == "hooks"
-    assert "uses block_ids, which nothing before it defines" in found.message
-
-
-def test_hook_in_front_of_its_names_is_found():
-    """Defined later is not defined."""
-    line = "        lm_head = wrap(batch)\n"
-    tree = (
-        Tree().change(WORKER, line, "").change(WORKER, "        return draft_next", f"{line}        return draft_next")
-    )
-
-    assert [f.check for f in tree.errors()] == ["hooks"]
-
-
-def test_names_of_an_inserted_method_are_looked_for():
-    """An annotation that the file does not import (`NoReturn`) would be noticed when it is imported."""
-    edit = next(edit for edit in small.RELEASE.edits if edit.path == "srt/speculative/spec_info.py")
-    methods = [i for i in edit.insertions if "def is_ddtree" in i.code]
-    (method,) = methods
-    blind = dataclasses.replace(method, code=method.code.replace("-> bool:", "-> NoReturn:"))
-    changed = dataclasses.replace(edit, insertions=tuple(blind if i is method else i for i in edit.insertions))
-    text = (
-        Tree()
-        .patched()
-        .files[edit.path]
-        .decode()
-        .replace("def is_ddtree(self) -> bool", "def is_ddtree(self) -> NoReturn")
-    )
-
-    (found,) = check_hooks(changed, ast.parse(text))
-
-    assert "uses NoReturn, which nothing before it defines" in found.message
-
-
-def test_name_that_is_imported_for_annotations_alone_is_looked_up():
-    """It is read by type checkers only, but says which class of SGLang something is."""
-    tree = Tree().change(ARGS, "server_args import ServerArgs", "server_args import Arguments")
-
-    assert ("imports", ARGS) in {(f.check, f.path) for f in tree.errors()}
-
-
-# imports and calls
-
-
-def test_renamed_import_is_found():
-    """Each place that imports the name is listed."""
-    tree = Tree().change("srt/utils/common.py", "def wrap(", "def unwrap(")
-    tree.change("srt/utils/__init__.py", "wrap as wrapped", "unwrap as wrapped")
-
-    found = tree.errors()
-
-    assert {f.check for f in found} == {"imports"}
-    assert TREE_WORKER in {f.path for f in found}
-    assert "wrap in sglang.srt.utils" in found[0].message
-
-
-def test_import_of_a_missing_module_is_found():
-    """A module that moved away."""
-    tree = Tree().change(TREE_WORKER, "from sglang.srt.utils import", "from sglang.srt.helpers import")
-
-    (first, second) = tree.errors()
-
-    assert (first.check, first.line) == ("imports", 2)
-    assert "module sglang.srt.helpers" in second.message
-
-
-def test_hook_that_calls_a_missing_overlay_function_is_found():
-    """An insertion and the overlay must agree."""
-    tree = Tree().change("srt/speculative/ddtree/gates.py", "def grow_graph_mask", "def grow_mask")
-
-    (found,) = tree.errors()
-
-    assert (found.check, found.path) == ("imports", "srt/layers/attention/triton_backend.py")
-
-
-@pytest.mark.parametrize(
-    ("path", "old", "new", "problem"),
-    [
-        ("srt/utils/common.py", "model, depth=0, *, strict", "model, *, strict", "2 positional arguments, 1 are taken"),
-        ("srt/utils/common.py", "strict=False", "exact=False", "no argument 'strict'"),
-        ("srt/utils/common.py", "strict=False", "strict=False, device", "'device' is missing"),
-        (WORKER, "*, nccl_port=None", "ps, *, nccl_port=None", "'ps' is missing"),
-        (WORKER, "*, nccl_port=None", "*, port=None", "no argument 'nccl_port'"),
-        (TREE_WORKER, "*, draft_hidden, block_ids", "*, hidden, block_ids", "no argument 'draft_hidden'"),
-        (TREE_WORKER, "def _prepare_tree_verify", "def _prepare_tree", "no _prepare_tree_verify in class DFlashWorker"),
-        (ARGS, "def request_meta_info(server_args", "def request_meta_info(i, server_args", "is missing"),
-        (ARGS, "server_args._handle_attention_backend", "server_args._handle_backend", "_handle_backend_compatibility"),
-    ],
-)
-def test_call_that_no_longer_fits_is_found(path: str, old: str, new: str, problem: str):
-    """Functions, constructors, methods of bases, of subclasses and of annotated arguments."""
-    found = Tree().change(path, old, new).errors()
-
-    assert {f.check for f in found} == {"calls"}
-    assert any(problem.removeprefix("no ") in f.message for f in found)
-
-
-def test_getattr_upstream_does_not_excuse_a_missing_method():
-    """DFlashWorker passes unknown names on to its target: a hook must not rely on that."""
-    tree = Tree().change(
-        WORKER, "    def _greedy", "    def __getattr__(self, name):\n        return name\n\n    def _greedy"
-    )
-    assert tree.errors() == []
-
-    tree.change(TREE_WORKER, "def _prepare_tree_verify", "def _prepare_tree")
-
-    assert [(f.check, f.path) for f in tree.errors()] == [("calls", WORKER)]
-
-
-def test_undecidable_call_is_counted_not_reported():
-    """What cannot be known from source is no finding."""
-    tree = Tree().change("srt/utils/common.py", "def wrap(model, depth=0, *, strict=False):", "@magic\ndef wrap(x):")
-
-    calls = [f for f in tree.findings() if f.check == "calls"]
-
-    assert [f.severity for f in calls] == ["info"]
-    assert "2 undecidable" in calls[0].message
-
-
-# sites
 
 
 @pytest.mark.parametrize(
@@ -371,9 +132,6 @@ def test_comments_docstrings_messages_and_layout_are_no_sites():
     )
 
     assert tree.errors() == []
-
-
-# everything, on the published wheel
 
 
 @pytest.fixture(scope="module")
