@@ -13,10 +13,6 @@ from ddtree_overlay.hosts.transport import Transport
 from ddtree_overlay.manifest import Bundle, sha256
 from ddtree_overlay.plans import (
     Deployment,
-    FileAction,
-    FileStatus,
-    Problem,
-    Process,
     PushPlan,
     RollbackPlan,
     RollbackResult,
@@ -26,27 +22,6 @@ from ddtree_overlay.plans import (
 
 if TYPE_CHECKING:
     from ddtree_overlay.workspace import StoredBundle
-
-__all__ = [
-    "Deployment",
-    "FileAction",
-    "FileStatus",
-    "Problem",
-    "Process",
-    "PushPlan",
-    "RollbackPlan",
-    "RollbackResult",
-    "Status",
-    "fetch_files",
-    "history",
-    "plan_push",
-    "plan_push_of",
-    "plan_rollback",
-    "push",
-    "push_request",
-    "rollback",
-    "status",
-]
 
 
 def plan_push(transport: Transport, bundle: Bundle, files: Mapping[str, bytes]) -> PushPlan:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from tests.support.commands import Ran, clean_environ
 from tests.support.fleets import machines, write_workspace
-from tests.support.sshd import SshdUnavailable, SshServer
+from tests.support.sshd import SshServer
+from tests.support.sshd_binary import SshdUnavailable
 from tests.support.wheels import CACHE
 
 from ddtree_overlay.wheels import wheel_of

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import inspect
-import json
 import os
 import re
 import shutil
@@ -16,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.commands import Ran, clean_environ
+from tests.support.commands import Ran, clean_environ, refused
 from tests.support.trees import differences, listing
 from tests.support.wheels import CACHE
 
@@ -28,14 +26,6 @@ from ddtree_overlay.wheels import wheel_of
 
 RELEASE = "0.5.11"
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OverlayError)]
-
-
-def refused(done, code, *texts):
-    """Assert that a command was refused with `code` and said all of `texts` and a next step on stderr."""
-    assert done.code == code, done.err
-    for text in ("error: ", "next: ", *texts):
-        assert text in done.err
-    assert "Traceback" not in done.err
 
 
 def test_unknown_host_is_refused_with_a_suggestion(run):
@@ -143,97 +133,6 @@ def test_verify_without_a_bundle_names_patch(run, site):
     assert run("snapshot", "--root", root).code == 0
 
     refused(run("verify", "--root", root), 1, f"next: run ddtree-overlay patch --root {root} first")
-
-
-def test_two_folders_of_one_name_keep_their_own_snapshots(run, patched_root, tmp_path, workspace):
-    """Nearly every package folder is called sglang: the snapshot of one is not that of the other."""
-    other = tmp_path / "other/sglang"
-    shutil.copytree(patched_root, other, copy_function=os.link)
-    assert run("snapshot", "--root", str(other)).code == 0
-
-    names = sorted(p.name for p in (workspace / "snapshots").iterdir())
-    assert [name.rpartition("-")[0] for name in names] == ["root-sglang", "root-sglang"]
-    assert run("snapshot", "--root", str(other)).code == 0
-    assert sorted(p.name for p in (workspace / "snapshots").iterdir()) == names
-
-
-@pytest.mark.parametrize("damage", ["truncated", "modified"])
-def test_damaged_snapshot_is_refused(run, patched_root, workspace, damage):
-    """Exit 4, naming the file and the command that takes the snapshot again."""
-    file = next((workspace / "snapshots").iterdir()) / "files/srt/server_args.py"
-    file.write_bytes(file.read_bytes()[:1000] if damage == "truncated" else file.read_bytes() + b"#")
-
-    refused(
-        run("patch", "--root", str(patched_root)),
-        4,
-        "srt/server_args.py is truncated or was changed",
-        "snapshot --root",
-    )
-
-
-def test_damaged_manifest_does_not_stop_a_new_snapshot(run, patched_root, workspace):
-    """What every error about a snapshot advises must work: `snapshot` takes all files anew and says why."""
-    manifest = next((workspace / "snapshots").iterdir()) / "manifest.json"
-    listed = json.loads(manifest.read_bytes())["files"]
-    manifest.write_text("{")
-    done = run("snapshot", "--root", str(patched_root))
-    assert done.code == 0, done.err
-    assert "manifest.json is damaged: taking every file anew" in " ".join(done.err.split())
-    assert [f["sha256"] for f in json.loads(manifest.read_bytes())["files"]] == [f["sha256"] for f in listed]
-
-
-def test_modified_base_file_is_refused_and_nothing_is_written(run, patched_root, site):
-    """Exit 4 when an installed file is neither base nor overlay (OBSong#85)."""
-    file = patched_root / "srt/speculative/spec_info.py"
-    data = file.read_bytes()
-    file.unlink()
-    file.write_bytes(data + b" ")
-    before = listing(site)
-
-    refused(run("push", "--root", str(patched_root), "--yes"), 4, "spec_info.py")
-    refused(run("diff", "--root", str(patched_root)), 4, "spec_info.py")
-    assert not differences(before, listing(site))
-
-
-def test_snapshot_of_a_patched_install_is_refused_and_the_base_is_kept(run, patched_root, workspace):
-    """Exit 4: the good snapshot is not replaced by one of patched files, and what is built on it still works."""
-    root = str(patched_root)
-    assert run("push", "--root", root, "--yes").code == 0
-    before = listing(workspace)
-
-    again = f"ddtree-overlay patch --root {root} builds on the kept snapshot"
-    undo = f"ddtree-overlay rollback --root {root} --to base"
-    refused(run("snapshot", "--root", root), 4, "carries an overlay (d-0001)", "the base snapshot of ", again, undo)
-    assert not differences(before, listing(workspace))
-    shutil.rmtree(workspace / "snapshots")
-    refused(run("snapshot", "--root", root), 4, "there is no earlier snapshot", f"next: {undo}")
-    assert run(*undo.split()[1:], "--yes").code == 0
-    assert run("snapshot", "--root", root).code == 0
-
-
-def test_partly_patched_install_is_no_base(run, patched_root, workspace):
-    """One edited file among pristine ones is enough, although no deployment is recorded."""
-    file = patched_root / "srt/server_args.py"
-    patched = next((workspace / "build").glob("*/files/srt/server_args.py")).read_bytes()
-    file.unlink()
-    file.write_bytes(patched)
-
-    refused(run("snapshot", "--root", str(patched_root)), 4, "srt/server_args.py: it holds all of", "reinstall SGLang")
-
-
-def test_snapshot_of_patched_files_from_before_is_refused_by_patch_and_verify(run, patched_root, workspace):
-    """Exit 4 with one message, not with a finding for each insertion that is there twice."""
-    folder = next((workspace / "snapshots").iterdir())
-    data = next((workspace / "build").glob("*/files/srt/server_args.py")).read_bytes()
-    (folder / "files/srt/server_args.py").write_bytes(data)
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    entry = next(f for f in manifest["files"] if f["path"] == "srt/server_args.py")
-    entry.update(sha256=hashlib.sha256(data).hexdigest(), size=len(data))
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    for verb in ("patch", "verify"):
-        undo = f"next: ddtree-overlay rollback --root {patched_root} --to base"
-        refused(run(verb, "--root", str(patched_root)), 4, "srt/server_args.py is already patched", undo)
 
 
 def test_push_without_a_terminal_is_refused(run, patched_root, site):

@@ -14,7 +14,8 @@ import pytest
 from tests.engine import harness
 from tests.engine.serving import Serving
 from tests.support.commands import Ran, clean_environ
-from tests.support.sshd import SshdUnavailable, SshServer
+from tests.support.sshd import SshServer
+from tests.support.sshd_binary import SshdUnavailable
 
 
 KEY = "open-sesame"

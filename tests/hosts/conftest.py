@@ -14,7 +14,8 @@ from tests.support.crashes import steps_of
 from tests.support.installs import Install, install, new_venv, tiny_package
 from tests.support.packages import Pip, build_wheel
 from tests.support.servers import Server
-from tests.support.sshd import SshdUnavailable, SshServer
+from tests.support.sshd import SshServer
+from tests.support.sshd_binary import SshdUnavailable
 from tests.support.stages import PACKAGE, SCENARIOS, Recorder, Stage, copy, times
 from tests.support.trees import differences, listing
 from tests.support.upgrades import FILES, OLD, Case

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 from tests.support.installs import Install, new_venv, tiny_package
 from tests.support.servers import Server
-from tests.support.sshd import SshdUnavailable, SshServer
+from tests.support.sshd import SshServer
+from tests.support.sshd_binary import SshdUnavailable
 from tests.support.trees import listing
 from tests.support.wheels import CACHE
 

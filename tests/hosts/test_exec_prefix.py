@@ -11,6 +11,7 @@ import time
 import pytest
 from tests.support.installs import bundle_for
 from tests.support.sshd import SshServer
+from tests.support.statuses import status_of
 from tests.support.trees import differences, listing
 from tests.support.wheels import CACHE
 
@@ -29,11 +30,6 @@ def reach(request, sshd, tiny):
         return sshd.host(**fields) if request.param == "ssh" else tiny.host(**fields)
 
     return host
-
-
-def status_of(host):
-    with open_transport(host) as transport:
-        return deploy.status(transport)
 
 
 def script(path, text):

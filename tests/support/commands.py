@@ -29,3 +29,11 @@ def clean_environ(home: Path) -> dict[str, str]:
     dropped = ("PYTHON", "SSH_", "NO_COLOR", "FORCE_COLOR", "TERM")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(dropped)}
     return {**kept, "HOME": str(home), "TERM": "xterm"}
+
+
+def refused(done: Ran, code: int, *texts: str) -> None:
+    """Assert that a command was refused with `code` and said all of `texts` and a next step on stderr."""
+    assert done.code == code, done.err
+    for text in ("error: ", "next: ", *texts):
+        assert text in done.err
+    assert "Traceback" not in done.err

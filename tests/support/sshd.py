@@ -153,6 +153,17 @@ def sessions_of(server: SshServer) -> list[int]:
     return found
 
 
+def new_lines(server: SshServer, before: str) -> str:
+    """What sshd has logged since `before`, once it has noticed that the client is gone."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        text = server.log()[len(before) :]
+        if "Connection reset" in text or "Connection closed" in text or "Disconnected" in text:
+            return text
+        time.sleep(0.05)
+    return server.log()[len(before) :]
+
+
 def _children(parent: int) -> list[int]:
     """The processes that `parent` started, sessions of sshd among them."""
     found = []

@@ -21,6 +21,7 @@ from ddtree_overlay.errors import (
     OverlayError,
 )
 from ddtree_overlay.hosts.transport import open_transport
+from ddtree_overlay.plans import Deployment
 
 
 def tree(server: Server) -> dict[str, str]:
@@ -41,7 +42,7 @@ def failed(host: Host, server: Server, kind: type[OverlayError], mode: str = "we
     return caught.value
 
 
-def history(host: Host) -> list[deploy.Deployment]:
+def history(host: Host) -> list[Deployment]:
     with open_transport(host) as transport:
         return deploy.history(transport)
 

@@ -16,6 +16,7 @@ from ddtree_overlay import deploy
 from ddtree_overlay.errors import OverlayError
 from ddtree_overlay.hosts.transport import AgentTransport, open_transport
 from ddtree_overlay.manifest import Bundle
+from ddtree_overlay.plans import Deployment, PushPlan, Status
 
 
 if TYPE_CHECKING:
@@ -68,16 +69,16 @@ class Case:
                 archive.extractall(folder)
         return bundle_for(folder / "sglang", RESULTS[version], version)
 
-    def plan(self, version: str) -> deploy.PushPlan:
+    def plan(self, version: str) -> PushPlan:
         """What a push of the overlay for the release would do."""
         return deploy.plan_push(self.transport, self.bundle(version)[0], self.bundle(version)[1])
 
-    def push(self, version: str) -> deploy.Deployment:
+    def push(self, version: str) -> Deployment:
         """Push the overlay for the release."""
         plan = self.plan(version)
         return deploy.push(self.transport, plan, self.bundle(version)[1], operator="ann@desk")
 
-    def status(self) -> deploy.Status:
+    def status(self) -> Status:
         """What is on the host."""
         return deploy.status(self.transport)
 
