@@ -47,6 +47,7 @@ from ddtree_overlay.edits.speculative_hook import SPECULATIVE_HOOK, SPECULATIVE_
 from ddtree_overlay.edits.tokenizer_manager import TOKENIZER_MANAGER, TOKENIZER_MANAGER_PUBLISHED
 from ddtree_overlay.edits.tp_worker import TP_WORKER
 from ddtree_overlay.edits.triton_backend import TRITON_BACKEND, TRITON_BACKEND_ROOMY
+from ddtree_overlay.edits.weight_updater import WEIGHT_UPDATER
 from ddtree_overlay.errors import OverlayError
 
 
@@ -192,6 +193,7 @@ _RUNTIME_16 = _changed(
 )
 _RUNTIME_17 = _changed(_RUNTIME_16, {DFLASH_WORKER_V2_PLAIN: DFLASH_WORKER_V2, TRITON_BACKEND: TRITON_BACKEND_ROOMY})
 _RUNTIME_18 = _changed(_RUNTIME_17, {ALLOCATION_SIZING: ALLOCATION_SIZING_PUBLISHED})
+_RUNTIME_21 = (*_RUNTIME_18, WEIGHT_UPDATER)
 
 #: Whose modules lie over each other: a generation's first form, then each release that does something differently.
 _LAID_11 = ("first",)
@@ -219,9 +221,9 @@ RELEASES = (
     Release("0.5.18", (*_SECOND_18, *_RUNTIME_18, ALLOCATION, INTERNAL_STATE), sites="0.5.18", variants=_LAID_18),
     Release("0.5.19", (*_SECOND_19, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.19", variants=_LAID_19),
     Release("0.5.20", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.20", variants=_LAID_20),
-    Release("0.5.21", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE), sites="0.5.21", variants=_LAID_21),
-    Release("0.5.22", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE_APART), sites="0.5.22", variants=_LAID_22),
-    Release("0.5.23", (*_SECOND_20, *_RUNTIME_18, INTERNAL_STATE_APART), sites="0.5.23", variants=_LAID_22),
+    Release("0.5.21", (*_SECOND_20, *_RUNTIME_21, INTERNAL_STATE), sites="0.5.21", variants=_LAID_21),
+    Release("0.5.22", (*_SECOND_20, *_RUNTIME_21, INTERNAL_STATE_APART), sites="0.5.22", variants=_LAID_22),
+    Release("0.5.23", (*_SECOND_20, *_RUNTIME_21, INTERNAL_STATE_APART), sites="0.5.23", variants=_LAID_22),
 )
 
 #: Releases whose edits fit, but whose runtime or sites are not complete: nothing is built for them.

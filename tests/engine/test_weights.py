@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,3 +47,28 @@ def test_an_update_of_the_target_leaves_the_drafter_alone(serving: tuple[Serving
     assert updated["success"]
     assert after["text"] == before["text"]
     assert after["meta_info"]["spec_verify_ct"] == before["meta_info"]["spec_verify_ct"] < 40
+
+
+@pytest.mark.parametrize("serving", [harness.SECOND_WORKER[-1]], indirect=True)
+def test_an_update_that_names_the_drafter_is_refused(serving: tuple[Serving, Path]):
+    """It would report success with nothing loaded; a check of the drafter looks at the drafter."""
+    server, _ = serving
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        server.post("/begin_weight_update", {"selector": "draft"})
+    target, drafter = (server.post("/weights_checker", {"selector": name})["ranks"] for name in ("target", "draft"))
+    before = log_of(server).count("the drafter keeps those of its start")
+    session = [
+        server.post(f"/{step}_weight_update", body) for step, body in (("begin", {"selector": "all"}), ("end", {}))
+    ]
+
+    assert "does not load weights into the drafter" in json.loads(refused.value.read())["message"]
+    assert target[0]["checksums"]
+    assert drafter[0]["checksums"]
+    assert target[0]["checksums"] != drafter[0]["checksums"]
+    assert all(step["success"] for step in session)
+    assert log_of(server).count("the drafter keeps those of its start") == before + 1
+
+
+def log_of(server: Serving) -> str:
+    """What it has printed."""
+    return (server.folder / "log.txt").read_text(errors="replace")

@@ -60,7 +60,7 @@
     room          the second worker: slots, columns and lengths for what is reserved ahead
     requests      the second worker: requests that a tree does not serve
     ending        the second worker: where within a step a request ends
-    drafter_weights  the second worker: what a weight update leaves alone
+    drafter_weights  the second worker: what a weight update leaves alone, and which one is refused
     settings      how arguments are read and set while SGLang completes them
     published     the arguments of this process, once they are complete
     proven        what was seen to agree with plain decoding (one variant a generation)
