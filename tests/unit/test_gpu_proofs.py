@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
-from gpu_proofs import parts
+from gpu_proofs import lanes, parts
 from gpu_proofs.checks import Part
 from gpu_proofs.engines import SCRIPTS, Machine
 
@@ -83,3 +83,20 @@ def test_page_sizes_are_compared_as_far_as_they_were_run(machine: Machine) -> No
     arms |= {"DDTREE 16": Written(text), "DDTREE 64": Written(other)}
     parts.report_pages(part, arms)
     assert part.facts == {"DDTREE 64: equal to DDTREE 16": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("log", "result"),
+    [
+        ("DDTREE: 31 variants of kernels were compiled or loaded in 9.0 s.", "ok"),
+        ("DDTREE: 0 variants of kernels were compiled or loaded in 0.0 s.", "FAILED"),
+        ("", "FAILED"),
+        ("31 variants of kernels were compiled\nDDTREE: compiling _late_kernel while serving: () {}", "FAILED"),
+    ],
+)
+def test_a_start_that_tells_of_no_kernel_proves_nothing(machine: Machine, log: str, result: str) -> None:
+    """Without a warm-up, or with a log that drops its lines, no late kernel would be seen either."""
+    part = Part(machine, "lanes")
+    lanes.report_compiling(part, "one lane", log)
+    assert [row["result"] for row in part.rows] == [result]
+    assert "overlay" in part.rows[0]["check"]
