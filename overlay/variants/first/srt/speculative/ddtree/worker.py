@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The DDTREE worker of SGLang's first generation of DFLASH workers (no overlap scheduling).
 
-It is the DFLASH worker with two differences: the drafted block becomes a tree instead of a chain, and recurrent state
-is committed by node. Prefill, draft KV, block drafting and the decode loop are inherited.
+Prefill and the order of a decode step are the DFLASH worker's. The drafted block becomes a tree instead of a chain, and
+recurrent state is committed by node. So that a step waits for the device but once, what lies around the tree is ours as
+well: the block is drafted by `drafting`, where pages and drafter allow it, the draft KV of what was accepted is written
+by `draft_kv`, and tokens are appended to their requests by `emitting`. A step may also draft nothing.
 """
 
 from __future__ import annotations
