@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,89 +12,26 @@ import torch
 from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import launching, verify_input, warming
 from sglang.srt.speculative.ddtree import worker as worker_module
-from sglang.srt.speculative.ddtree.calibration import Calibration
 from sglang.srt.speculative.ddtree.choosing import CHAIN, NONE, TREE
-from sglang.srt.speculative.ddtree.draft_head import DraftHead
-from sglang.srt.speculative.ddtree.lanes import Lane
-from sglang.srt.speculative.ddtree.observing import Observer
-from sglang.srt.speculative.ddtree.targets import TargetChooser
-
-
-PACKAGE = "sglang.srt.speculative.ddtree"
-KERNELS = ("head", "tree", "mask", "accept", "calibration", "tally", "placing", "slots", "move")
-BLOCK, HIDDEN, VOCABULARY, WIDTHS, MOST = 16, 8, 64, (1, 3, 5, 16, 65, 129), 200
-
-#: The name of a kernel, and what its compiled variant is found by.
-Variant = tuple[Any, ...]
+from tests.overlay.warming_standins import BLOCK, HIDDEN, MOST, WIDTHS, UnsetWorker, Variant, note_launches
 
 
 @pytest.fixture
-def variants(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Variant]]:
-    """What would be launched on a GPU, in place of launches; tensors say that they are there."""
-    found: list[Variant] = []
-
-    def launch(kernel: Any, grid: Any, args: Any, constants: Any, *, num_warps: int, key: Any = (), **_: Any) -> None:  # noqa: ARG001
-        found.append((kernel.__name__, num_warps, key, *constants.values()))
-
-    for name in KERNELS:
-        monkeypatch.setattr(importlib.import_module(f"{PACKAGE}.{name}_kernel"), "launch", launch)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    group = SimpleNamespace(world_size=1, rank_in_group=0)
-    monkeypatch.setattr(warming, "get_tp_group", lambda: group)
-    return found
+def variants(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
+    """The launches of a test."""
+    return note_launches(monkeypatch)
 
 
-class TritonAttnBackend:
-    """By its name it needs tails of a mask alone; without graphs, or with the whole mask."""
-
-    cuda_graph_custom_mask = None
-
-    def __init__(self, *, enable_deterministic: bool) -> None:
-        self.enable_deterministic = enable_deterministic
-
-
-class Worker(worker_module.DDTreeWorker):
-    """A worker that never was set up, with all that a step asks of it."""
+class Worker(UnsetWorker, worker_module.DDTreeWorker):
+    """The first generation's."""
 
     def __init__(self, page_size: int, deterministic: bool, calibration: str) -> None:
-        backend = TritonAttnBackend(enable_deterministic=deterministic)
-        shard = SimpleNamespace(
-            num_org_elements=VOCABULARY,
-            org_vocab_start_index=0,
-            num_org_elements_padded=VOCABULARY,
-            num_added_elements=0,
-            added_vocab_start_index=0,
-        )
-        head = SimpleNamespace(weight=torch.zeros(VOCABULARY, HIDDEN), shard_indices=shard)
-        group = SimpleNamespace(world_size=1, rank_in_group=0)
-        self.model_runner = SimpleNamespace(
-            dtype=torch.float32, device="cpu", max_running_requests=MOST, attn_backend=backend
-        )
-        self.block_size, self.page_size, self.tp_rank = BLOCK, page_size, 0
-        self.topk_cap, self.chain_seed, self._is_recurrent = None, False, False
+        super().__init__(page_size, deterministic, calibration)
         self.use_compact_draft_cache = False
         self._draft_block_positions_buf = torch.zeros((MOST, BLOCK), dtype=torch.int64)
-        self._draft_head = DraftHead(head, None, group)
-        self._calibration = Calibration.of(calibration, BLOCK - 1, "cpu")
-        self._targets = TargetChooser(SimpleNamespace(use_nan_detection=False), group)
-        kv = [torch.zeros(9, 2, 4)]
-        pool = SimpleNamespace(k_buffer=kv, v_buffer=kv, data_ptrs=torch.zeros(2), data_strides=torch.zeros(2))
-        self._moving_pool = pool if page_size > 1 else None
-        self._lanes = SimpleNamespace(
-            widths=WIDTHS, all=lambda: [Lane(width, backend, None) for width in WIDTHS], use=lambda _: None
-        )
-        self._choosing = SimpleNamespace()
+        self._moving_pool = self.kv_pool if page_size > 1 else None
         self.draft_model = SimpleNamespace(project_target_hidden=lambda hidden: hidden)
         self._copies = SimpleNamespace(of=lambda tensor: SimpleNamespace(wait=lambda: tensor))
-
-    def choosing(self, width: int, shape: str, grown: int) -> None:
-        """Let the next step be of a kind; it is observed, as by `auto`."""
-        observer = Observer([3, 5, 16, 65, 129], "cpu")
-        self._choosing = SimpleNamespace(
-            choose=lambda: (width, shape), grown_width=lambda: grown, count=observer.count, warm_up=observer.warm_up
-        )
 
 
 def step(worker: Worker, batch_size: int, *, penalised: bool, monkeypatch: pytest.MonkeyPatch) -> None:
