@@ -112,6 +112,7 @@ def test_one_rank_tells_of_the_graphs_of_the_draft_kv(
 ) -> None:
     """As of those of the lanes."""
     draft_kv_graphs = variant("second", "draft_kv_graphs")
+    set_global_server_args_for_scheduler(SimpleNamespace(speculative_algorithm="DDTREE", forward_hooks=None))
     monkeypatch.setattr(draft_kv_graphs, "get_tp_group", lambda: SimpleNamespace(rank_in_group=rank), raising=False)
     for name in ("graph_pool_handle", "synchronize", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
