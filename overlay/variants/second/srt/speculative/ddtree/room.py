@@ -18,8 +18,7 @@ def step_slots() -> int:
     The step in flight commits a block at most, whatever it verifies: a path has no more nodes. The next one begins
     behind that, and writes a block or the widest tree.
     """
-    block_size = draft_width()
-    return -(-(block_size + max(int(spec().speculative_num_draft_tokens), block_size)) // 2)
+    return -(-(draft_width() + largest_width(spec())) // 2)
 
 
 def reserved_slots(page_size: int) -> int:
