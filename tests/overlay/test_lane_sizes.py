@@ -125,5 +125,77 @@ def test_a_lane_that_does_not_hold_one_request_is_refused_with_what_does(
     """By the budget, before anything is captured."""
     published.speculative_ddtree_budgets = "8,256"
 
-    with pytest.raises(ValueError, match=r"budget of 256 do not fit.*at most 99 fits alone"):
+    with pytest.raises(ValueError, match=r"budget of 256 do not fit: lanes may take 0.1 GiB.*at most 99 fits"):
         lane_sizes.lane_batch_sizes(on_a_gpu(monkeypatch, 200 * 2**20), SIZES, 257)
+
+
+#: An 8B model on Triton with a context of 32k, whose drafter reads 5 layers.
+EIGHT_B = lane_bytes.NodeBytes(buffers=200_000, logits=607_744, work=607_744, hidden=40_960, request=2**18)
+
+
+def configured_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace, budget: int, listed: str, gib: float
+) -> SimpleNamespace:
+    """That model with a configured budget among listed ones, and so much memory free."""
+    published.speculative_ddtree_budget, published.speculative_ddtree_budgets = budget, listed
+    runner = on_a_gpu(monkeypatch, int(gib * 2**30))
+    monkeypatch.setattr(lane_bytes.NodeBytes, "of", lambda _: EIGHT_B)
+    return runner
+
+
+@pytest.mark.parametrize("gib", [5.6, 7, 9.5, 10.4])
+def test_a_narrow_lane_beside_a_configured_one_costs_no_start(
+    monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace, gib: float
+):
+    """The configured budget takes 5.1 GiB with or without it; the narrow one lies in its buffers."""
+    assert 5 < lane_bytes.lanes_bytes([(65, SIZES)], EIGHT_B) / 2**30 < 5.5
+    runner = configured_on_a_gpu(monkeypatch, published, 64, "8,64", gib)
+
+    assert lane_sizes.lane_batch_sizes(runner, SIZES, 65) == SIZES
+    assert lane_sizes.lane_batch_sizes(runner, SIZES, 9) == SIZES
+
+
+def test_a_narrow_lane_is_never_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace):
+    """Where the configured budget takes everything, the check of its own graphs says so."""
+    runner = configured_on_a_gpu(monkeypatch, published, 64, "8,64", 5)
+
+    assert lane_sizes.lane_batch_sizes(runner, SIZES, 9) == [1]
+    assert lane_sizes.lane_batch_sizes(runner, SIZES, 65) == SIZES
+
+
+def test_a_wide_lane_gets_half_of_what_the_configured_one_leaves(
+    monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace
+):
+    """The configured one gets every batch, whatever it takes."""
+    runner = configured_on_a_gpu(monkeypatch, published, 64, "64,256", 9.5)
+
+    kept = lane_sizes.lane_batch_sizes(runner, SIZES, 257)
+    given = lane_bytes.lanes_bytes([(65, SIZES)], EIGHT_B)
+    taken = [
+        lane_bytes.lanes_bytes([(257, SIZES[:count]), (65, SIZES)], EIGHT_B) - given
+        for count in (len(kept), len(kept) + 1)
+    ]
+    half = (9.5 * 2**30 - given) / 2
+
+    assert kept == SIZES[: len(kept)]
+    assert taken[0] <= half < taken[1]
+
+
+def test_a_refusal_beside_a_configured_budget_names_one_that_is_served(
+    monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace
+):
+    """Beside it, not alone; and it is a narrower one."""
+    with pytest.raises(
+        ValueError, match=r"budget of 1000 do not fit beside those of 64.*at most (\d+) fits"
+    ) as refused:
+        lane_sizes.lane_batch_sizes(configured_on_a_gpu(monkeypatch, published, 64, "64,1000", 6), SIZES, 1001)
+    fits = int(str(refused.value).split("at most ")[1].split()[0])
+
+    assert 64 < fits < 1000
+    for budget, kept in ((fits, [1]), (fits + 1, None)):
+        runner = configured_on_a_gpu(monkeypatch, published, 64, f"64,{budget}", 6)
+        if kept:
+            assert lane_sizes.lane_batch_sizes(runner, SIZES, budget + 1) == kept
+        else:
+            with pytest.raises(ValueError, match=f"at most {fits} fits"):
+                lane_sizes.lane_batch_sizes(runner, SIZES, budget + 1)

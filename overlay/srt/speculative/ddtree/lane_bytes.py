@@ -42,11 +42,6 @@ class NodeBytes:
             request=8 * (int(backend.max_context_len) + draft_width()),
         )
 
-    @property
-    def alone(self) -> int:
-        """A node of a lane with one graph, for one request."""
-        return self.buffers + self.logits + self.work + self.hidden
-
 
 def lanes_bytes(lanes: Iterable[tuple[int, Sequence[int]]], node: NodeBytes) -> int:
     """Bytes of all graphs and their buffers.

@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 #: Nodes of a step above which no lane of `auto`'s own choice is captured: 32 trees of budget 64. Far below it a step
 #: is bound by compute, and a narrower tree accepts more tokens a second.
 _MOST_NODES = 32 * 65
-#: The share of the free memory that lanes may take; draft graphs and the work of a step need the rest.
+#: The share of the free memory that lanes may take beside the configured budget's, which is captured as without lanes;
+#: draft graphs and the work of a step need the rest.
 _SHARE = 0.5
 #: `auto` captures every batch size up to this one, and above it only what is a fifth larger than the last: a graph
 #: takes about a quarter of a second, and padding costs little beside a wrong width.
@@ -35,8 +36,8 @@ _SPACING = 1.2
 def lane_batch_sizes(model_runner: Any, batch_sizes: list[int], width: int) -> list[int]:
     """Those of SGLang's batch sizes that the target's graphs of one verify width are captured for, ascending.
 
-    A budget that the user named alone gets all of them, as without lanes; of several, a wide one gets what memory
-    holds. The default lanes of `auto` get what can pay, and the chain's own width gets all.
+    The configured budget gets all of them, as without lanes; another that the user named gets what memory holds beside
+    it. The default lanes of `auto` get what can pay, and the chain's own width gets all.
 
     Args:
         model_runner: Of the graphs; a draft worker's are left alone.
@@ -51,13 +52,7 @@ def lane_batch_sizes(model_runner: Any, batch_sizes: list[int], width: int) -> l
     most = _most_nodes(model_runner, batch_sizes)
     kept = _sizes_within(most, model_runner, batch_sizes, width)
     if not kept:
-        free = free_bytes() - promised_bytes(model_runner)
-        alone = max(0, int(_SHARE * free // NodeBytes.of(model_runner).alone) - 1)
-        raise ValueError(
-            f"DDTREE: CUDA graphs of a budget of {width - 1} do not fit: half of the free memory holds steps of {most} "
-            f"nodes in all lanes. Name budgets without it with --speculative-ddtree-budgets (at most {alone} fits "
-            "alone), or lower --cuda-graph-max-bs or --mem-fraction-static."
-        )
+        raise ValueError(_refusal(model_runner, batch_sizes, width))
     return kept
 
 
@@ -72,12 +67,50 @@ def spaced(batch_sizes: list[int]) -> list[int]:
 
 def _sizes_within(most: int, model_runner: Any, batch_sizes: list[int], width: int) -> list[int]:
     """The batch sizes of a lane where no step may have more than so many nodes."""
-    if not is_auto(spec()) and width == int(spec().speculative_ddtree_budget) + 1:
+    configured = _configured_width()
+    if width == configured:
         return batch_sizes
     kept = [size for size in batch_sizes if size * width <= most]
+    if not kept and width < configured:
+        kept = batch_sizes[:1]  # it lies in buffers that are there anyway
     # Without padding a batch is served by a graph of its own size or by none.
     padding = not model_runner.server_args.disable_cuda_graph_padding
     return spaced(kept) if padding and are_default(spec()) else kept
+
+
+def _configured_width() -> int:
+    """The width of the configured budget; 0 with `auto`, which has none."""
+    return 0 if is_auto(spec()) else int(spec().speculative_ddtree_budget) + 1
+
+
+def _limit(node: NodeBytes, free: int, batch_sizes: list[int]) -> float:
+    """Bytes that all lanes may take: the configured budget's own, and a share of what it leaves free."""
+    given = _with_configured([], node, batch_sizes)
+    return given + _SHARE * max(0, free - given)
+
+
+def _with_configured(lanes: list[tuple[int, list[int]]], node: NodeBytes, batch_sizes: list[int]) -> int:
+    """Bytes of some lanes and the configured budget's."""
+    width = _configured_width()
+    return lanes_bytes(sorted([*lanes, (width, batch_sizes)], reverse=True) if width else lanes, node)
+
+
+def _refusal(model_runner: Any, batch_sizes: list[int], width: int) -> str:
+    """Why a lane gets no graph, and the largest budget that would get one in its place."""
+    node, free = NodeBytes.of(model_runner), free_bytes() - promised_bytes(model_runner)
+    limit, given = _limit(node, free, batch_sizes), _with_configured([], node, batch_sizes)
+    fitting = (
+        narrower
+        for narrower in range(width - 1, 1, -1)
+        if _with_configured([(narrower, batch_sizes[:1])], node, batch_sizes) <= limit
+    )
+    beside = f" beside those of {_configured_width() - 1}" if given else ""
+    left = f"{(limit - given) / 2**30:.1f} GiB"
+    return (
+        f"DDTREE: CUDA graphs of a budget of {width - 1} do not fit{beside}: lanes may take {left}, half of what is "
+        "left free. Name budgets without it with --speculative-ddtree-budgets (at most "
+        f"{next(fitting, 1) - 1} fits if no other is named), or lower --cuda-graph-max-bs or --mem-fraction-static."
+    )
 
 
 def _most_nodes(model_runner: Any, batch_sizes: list[int]) -> int:
@@ -97,13 +130,14 @@ def _most_nodes(model_runner: Any, batch_sizes: list[int]) -> int:
 def _fitting_nodes(model_runner: Any, batch_sizes: list[int], most: int) -> int:
     """Nodes of a step, at most so many, for which all lanes fit into the memory share of the rank that has least."""
     node, free = NodeBytes.of(model_runner), free_bytes() - promised_bytes(model_runner)
+    limit = _limit(node, free, batch_sizes)
     widths = [budget + 1 for budget in reversed(budgets(spec()))]
 
     def needed(nodes: int) -> int:
         return lanes_bytes([(w, _sizes_within(nodes, model_runner, batch_sizes, w)) for w in widths], node)
 
     steps = sorted({width * size for width in widths for size in batch_sizes if width * size <= most}, reverse=True)
-    fitting = next((nodes for nodes in steps if needed(nodes) <= _SHARE * free), 0)
+    fitting = next((nodes for nodes in steps if needed(nodes) <= limit), 0)
     group = get_tp_group()
     if group.world_size > 1:
         least = torch.tensor([fitting])
