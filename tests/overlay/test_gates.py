@@ -12,6 +12,8 @@ from sglang.srt.speculative.ddtree import backends, gates
 from sglang.srt.speculative.ddtree.args import extra_draft_columns
 from sglang.srt.speculative.ddtree.held_slots import held_slots
 from sglang.srt.speculative.ddtree.hybrid import hybrid_risk
+from sglang.srt.speculative.ddtree.lane_bytes import Planned, plan
+from sglang.srt.speculative.ddtree.lane_sizes import lane_batch_sizes
 from sglang.srt.speculative.ddtree.request_length import longest_request
 
 
@@ -35,13 +37,12 @@ def server_args(**changed: object) -> SimpleNamespace:
         "linear_attn_prefill_backend": None,
         "mamba_scheduler_strategy": "no_buffer",
         "speculative_num_draft_tokens": 65,
-        "get_model_config": lambda: SimpleNamespace(vocab_size=151_936),
     }
     return SimpleNamespace(**(base | changed))
 
 
 def runner(**changed: object) -> SimpleNamespace:
-    """A loaded target with full attention."""
+    """A loaded target with full attention, the size of an 8B model; its drafter reads five layers."""
     base: dict[str, object] = {
         "server_args": server_args(),
         "sliding_window_size": None,
@@ -49,13 +50,22 @@ def runner(**changed: object) -> SimpleNamespace:
         "model": object(),
         "model_config": model_config(),
         "kv_cache_dtype": torch.bfloat16,
+        "is_draft_worker": False,
+        "dflash_target_layer_ids": [1, 9, 17, 25, 33],
+        "dtype": torch.bfloat16,
     }
     return SimpleNamespace(**(base | changed))
 
 
 def model_config(**changed: object) -> SimpleNamespace:
     """Of a model with plain attention."""
-    base = {"hf_config": object(), "is_local_attention_model": False, "has_attention_sinks": False}
+    base = {
+        "hf_config": object(),
+        "is_local_attention_model": False,
+        "has_attention_sinks": False,
+        "vocab_size": 151_936,
+        "hidden_size": 4096,
+    }
     return SimpleNamespace(**(base | changed))
 
 
@@ -159,10 +169,11 @@ def test_recurrent_states_beyond_the_memory_are_refused_with_a_budget_that_fits(
     check(1.0, speculative_ddtree_budget=int(str(refused.value).split("at most ")[1].split()[0]))
 
 
-def graph_error(budget: int, max_bs: int = 48) -> str:
-    """What the check says about a budget, empty when it fits."""
+def graph_error(budget: int, sizes: tuple[int, ...] = (1, 8, 48), **changed: object) -> str:
+    """What the check says about the graphs of a runner with one budget, empty when they fit."""
     set_global_server_args_for_scheduler(server_args(speculative_ddtree_budget=budget))
-    width = budget + 1
+    width, max_bs = budget + 1, sizes[-1]
+    lane_batch_sizes(runner(**changed), list(sizes), width)
     try:
         gates.prepare_graph_buffers(backend(width), max_bs, max_bs * width, torch.zeros(0))
     except ValueError as error:
@@ -183,7 +194,18 @@ def test_budget_beyond_graph_memory_is_refused_with_one_that_fits(monkeypatch: p
 def test_graph_memory_counts_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 152k tokens of vocabulary the logits alone are 0.6 MiB a node: 48 x 65 of them do not fit into 1.8 GiB."""
     gpu_with(monkeypatch, 1.8 * 2**30)
-    assert "attention and logits buffers" in graph_error(64)
+    assert "attention buffers, logits and hidden states" in graph_error(64)
+
+
+def test_graph_memory_counts_the_hidden_states_of_every_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five layers of 4096 are 40 KiB a node, 0.9 GiB for graphs of 1 to 20 requests and every second one up to 48."""
+    gpu_with(monkeypatch, 6 * 2**30)
+    every = (*range(1, 20), *range(20, 50, 2))
+    assert graph_error(64) == ""
+    fits = int(graph_error(64, every).split("at most ")[1].split()[0])
+    assert 48 < fits < 64
+    assert graph_error(fits, every) == ""
+    assert graph_error(fits + 1, every) != ""
 
 
 def test_memory_that_pytorch_has_cached_counts_as_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,8 +217,10 @@ def test_memory_that_pytorch_has_cached_counts_as_free(monkeypatch: pytest.Monke
 
 
 def test_draft_runner_is_not_checked_for_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The draft's graphs are as wide as the block, whatever the budget."""
+    """The draft's graphs are as wide as the block, whatever the budget; those of the tree's own width as well."""
     gpu_with(monkeypatch, 0)
+    assert graph_error(15, is_draft_worker=True) == ""
+    assert graph_error(15) != ""
     set_global_server_args_for_scheduler(server_args())
     assert gates.prepare_graph_buffers(backend(16), 48, 48 * 16, torch.zeros(3)).numel() == 3
 
@@ -253,6 +277,7 @@ def test_flashinfer_rows_hold_prefix_and_tree(monkeypatch: pytest.MonkeyPatch) -
     assert (buffer.dtype, buffer.numel()) == (torch.int32, 3 * (32 + 65))
     assert gates.prepare_flashinfer_buffers(small, 3, 3 * 65, buffer) is buffer
     gpu_with(monkeypatch, 2**20)
+    plan(Planned(runner(), [1, 3]))
     with pytest.raises(ValueError, match="3 requests of 65 tokens"):
         gates.prepare_flashinfer_buffers(small, 3, 3 * 65, None)
 
@@ -261,6 +286,7 @@ def test_flash_attention_is_checked_for_its_budget(monkeypatch: pytest.MonkeyPat
     """A row of slots per node, page tables and logits have to fit; the draft's graphs are not checked."""
     set_global_server_args_for_scheduler(server_args())
     gpu_with(monkeypatch, 2**30)
+    plan(Planned(runner(), [1, 2]))
     gates.check_flash_attention_buffers(backend(), 2, 2 * 65)
     gpu_with(monkeypatch, 2**20)
     with pytest.raises(ValueError, match="2 requests of 65 tokens"):

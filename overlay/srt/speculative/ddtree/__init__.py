@@ -12,7 +12,7 @@
     lanes         several verify widths in one engine: backends, graphs, shared buffers
     lane_sizes    for which batch sizes a lane is captured
     lane_parts    how this release captures a lane's graphs; `lane_width`: where it reads the width
-    lane_bytes    what the graphs of several lanes take together; `shared_graphs`, `shared_logits`: what they share;
+    lane_bytes    what graphs take, those of several lanes together; `shared_graphs`, `shared_logits`: what they share;
                   `promised`: memory that the drafter will need
     recapture     weight updates that ask for new graphs
     choosing      which lane a step takes; what a request may ask for

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, draft_width, verify_width
 from sglang.srt.speculative.ddtree.backends import check_attention
-from sglang.srt.speculative.ddtree.graph_memory import attention_bytes, free_bytes, logits_bytes
+from sglang.srt.speculative.ddtree.graph_memory import attention_bytes, free_bytes
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid
-from sglang.srt.speculative.ddtree.model_facts import vocab_size
+from sglang.srt.speculative.ddtree.lane_bytes import NodeBytes, lanes_bytes, planned
 from sglang.srt.speculative.ddtree.published import schedule, spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
@@ -80,7 +80,7 @@ def prepare_graph_buffers(
     if not is_ddtree_on():
         return kv_indices
     columns = backend.max_context_len + draft_width()
-    _check_free_memory(max_bs, max_num_tokens, per_node=attention_bytes(backend), fixed=max_bs * columns * 8)
+    _check_free_memory(max_bs, max_num_tokens, per_node=attention_bytes(backend), request=columns * 8)
     if kv_indices is not None:
         return kv_indices
     return torch.zeros(max_bs * columns, dtype=torch.int64, device=backend.device)
@@ -108,7 +108,7 @@ def prepare_flashinfer_buffers(
     if not is_ddtree_on() or kv_indices is not None:
         return kv_indices
     columns = backend.max_context_len + max_num_tokens // max_bs
-    _check_free_memory(max_bs, max_num_tokens, per_node=backend.max_context_len, fixed=max_bs * columns * 4)
+    _check_free_memory(max_bs, max_num_tokens, per_node=backend.max_context_len, request=columns * 4)
     return torch.zeros(max_bs * columns, dtype=torch.int32, device=backend.kv_indptr[0].device)
 
 
@@ -124,8 +124,8 @@ def check_flash_attention_buffers(backend: Any, max_bs: int, max_num_tokens: int
         ValueError: As in `prepare_graph_buffers`.
     """
     if is_ddtree_on():
-        tables = 6 * max_bs * backend.max_context_len * 4
-        _check_free_memory(max_bs, max_num_tokens, per_node=4 * (max_num_tokens // max_bs + 3), fixed=tables)
+        tables = 6 * backend.max_context_len * 4
+        _check_free_memory(max_bs, max_num_tokens, per_node=4 * (max_num_tokens // max_bs + 3), request=tables)
 
 
 def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
@@ -140,23 +140,25 @@ def grow_graph_mask(backend: Any, max_num_tokens: int) -> torch.Tensor:
     return mask.new_zeros(int(max_num_tokens) * mask_columns(backend))
 
 
-def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_node: int, fixed: int) -> None:
+def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_node: int, request: int) -> None:
     """Refuse graphs of the widest lane for which the free memory is too small; the others lie in its buffers.
 
     Args:
-        per_node: Bytes of attention buffers per verified node; the logits come on top.
-        fixed: Bytes that do not depend on the width.
+        per_node: Bytes of attention buffers per verified node; logits and hidden states come on top.
+        request: Bytes of attention buffers per request, whatever its width.
     """
-    if not torch.cuda.is_available() or max_num_tokens // max_bs != verify_width(spec()):
-        return  # a narrower lane, or the draft runner, whose width is the block
-    per_node += 2 * logits_bytes(vocab_size())
-    free, needed = free_bytes(), fixed + max_num_tokens * per_node
+    graphs, width = planned(), max_num_tokens // max_bs
+    if not torch.cuda.is_available() or graphs is None or width != verify_width(spec()):
+        return  # the draft runner, or a narrower lane
+    node = NodeBytes.with_attention(graphs.model_runner, buffers=per_node, request=request)
+    needed, fixed, with_one = (lanes_bytes([(nodes, graphs.batch_sizes)], node) for nodes in (width, 0, 1))
+    free = free_bytes()
     if needed > free:
-        fits = max(0, (free - fixed) // (max_bs * per_node) - 1)
+        fits = max(0, (free - fixed) // (with_one - fixed) - 1)
         raise ValueError(
-            f"DDTREE: CUDA graphs for {max_bs} requests of {max_num_tokens // max_bs} tokens need "
-            f"{needed / 2**30:.1f} GiB of attention and logits buffers, {free / 2**30:.1f} GiB are free. Lower "
-            f"--speculative-ddtree-budget (at most {fits} fits), --cuda-graph-max-bs or --context-length."
+            f"DDTREE: CUDA graphs for {max_bs} requests of {width} tokens need {needed / 2**30:.1f} GiB of attention "
+            f"buffers, logits and hidden states, {free / 2**30:.1f} GiB are free. Lower --speculative-ddtree-budget "
+            f"(at most {fits} fits), --cuda-graph-max-bs or --context-length."
         )
 
 

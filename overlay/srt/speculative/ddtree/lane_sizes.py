@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
+from sglang.srt.speculative.ddtree.args import verify_width
 from sglang.srt.speculative.ddtree.budgets import are_default, budgets, is_auto
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.graph_memory import free_bytes
-from sglang.srt.speculative.ddtree.lane_bytes import NodeBytes, lanes_bytes
+from sglang.srt.speculative.ddtree.lane_bytes import NodeBytes, Planned, lanes_bytes, plan
 from sglang.srt.speculative.ddtree.promised import promised_bytes
 from sglang.srt.speculative.ddtree.published import spec
 
@@ -47,12 +48,19 @@ def lane_batch_sizes(model_runner: Any, batch_sizes: list[int], width: int) -> l
     Raises:
         ValueError: Not one request of this width fits; the text names the largest budget that does.
     """
-    if not is_ddtree_on() or model_runner.is_draft_worker or len(budgets(spec())) == 1:
+    if not is_ddtree_on():
         return batch_sizes
-    most = _most_nodes(model_runner, batch_sizes)
-    kept = _sizes_within(most, model_runner, batch_sizes, width)
-    if not kept:
-        raise ValueError(_refusal(model_runner, batch_sizes, width))
+    if model_runner.is_draft_worker:
+        plan(None)
+        return batch_sizes
+    kept = batch_sizes
+    if len(budgets(spec())) > 1:
+        most = _most_nodes(model_runner, batch_sizes)
+        kept = _sizes_within(most, model_runner, batch_sizes, width)
+        if not kept:
+            raise ValueError(_refusal(model_runner, batch_sizes, width))
+    if width == verify_width(spec()):
+        plan(Planned(model_runner, kept))
     return kept
 
 

@@ -18,10 +18,3 @@ def model_config(server_args: ServerArgs) -> Any:
 def uses_mla(server_args: ServerArgs) -> bool:
     """Whether the target is an MLA model."""
     return bool(server_args.use_mla_backend())
-
-
-def vocab_size() -> int:
-    """The target's vocabulary, once the arguments of this process are complete."""
-    from sglang.srt.server_args import get_global_server_args
-
-    return int(model_config(get_global_server_args()).vocab_size)

@@ -20,10 +20,3 @@ def model_config(server_args: ServerArgs) -> Any:
 def uses_mla(server_args: ServerArgs) -> bool:
     """Whether the target is an MLA model."""
     return bool(use_mla_backend(server_args))
-
-
-def vocab_size() -> int:
-    """The target's vocabulary, once the arguments of this process are complete."""
-    from sglang.srt.runtime_context import get_server_args
-
-    return int(model_config(get_server_args()).vocab_size)
