@@ -150,6 +150,7 @@ class World:
         fits: Whether a width has a graph at a batch size.
         noise: Relative spread of what a step takes.
         outliers: Part of the steps that take two to ten times as long.
+        stalls: Part of the steps that a stall begins at: ten steps, and the gaps behind them, take four times as long.
         drift: Relative spread of a slow change of all times, of some hundred steps.
         first: How much longer the first three steps of every choice take.
         gap: Milliseconds between two steps.
@@ -163,6 +164,7 @@ class World:
     fits: Callable[[int, int], bool] = lambda width, size: width * size <= NODES
     noise: float = 0.05
     outliers: float = 0.01
+    stalls: float = 0.0
     drift: float = 0.05
     first: float = 1.3
     gap: float = 0.5
@@ -175,7 +177,7 @@ class World:
             None if self.prior is None else {key: time for key, time in self.prior.items() if key[1] in self.choices}
         )
         self.chooser = Chooser(self.choices, BUCKETS, chain_width=BLOCK, prior=prior, fits=self.fits)
-        self.clock, self._level = 0.0, 0.0
+        self.clock, self._level, self._stalled = 0.0, 0.0, 0
         observer = Observer(WIDTHS, "cpu")
         observer._moments = SimpleNamespace(now=lambda: _Moment(self), give_back=lambda *_: None)  # noqa: SLF001
         self._auto = Auto(self.chooser, observer, SimpleNamespace(rank_in_group=0, world_size=1))
@@ -214,18 +216,31 @@ class World:
         took = self.cost(bucket_of(batch_size), choice) * (self.first if self._ran[choice] <= 3 else 1.0)
         self._level = 0.99 * self._level + self._random.gauss(0.0, 0.14 * self.drift)
         scatter = (1.0 + self._level) * math.exp(self._random.gauss(0.0, self.noise))
-        self.clock += took * scatter * (self._random.uniform(2, 10) if self._random.random() < self.outliers else 1.0)
+        longer = self._stall()
+        scatter *= self._random.uniform(2, 10) if self._random.random() < self.outliers else 1.0
+        self.clock += took * scatter * longer
         if choice.shape != "none":
             row = _row(of, self._places, choice, grown)
             with _counted_by(lambda out: out[: len(row)].copy_(torch.from_numpy(row[: len(out)]))):
                 # The tree itself is not looked at, only how wide it was grown.
                 self._auto.count(SimpleNamespace(grown_scores=np.empty((1, grown))), None, None)
         self._auto.end()
-        self.clock += self.gap
+        self.clock += self.gap * longer
         self.tokens += batch_size * emitted(text, choice)
         self.milliseconds += took + self.gap
         self.history.append(choice)
         self._places[1] += 1
+
+    def _stall(self) -> float:
+        """How much longer this step takes because of a stall."""
+        if self.stalls and not self._stalled and self._random.random() < self.stalls:
+            self.stall()
+        is_stalled, self._stalled = self._stalled > 0, max(0, self._stalled - 1)
+        return 4.0 if is_stalled else 1.0
+
+    def stall(self) -> None:
+        """A stall of ten steps begins now."""
+        self._stalled = 10
 
     def _admit(self, of: Requests, batch_size: int) -> None:
         """Replace requests that are done; each brings a prefill."""

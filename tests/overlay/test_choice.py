@@ -18,6 +18,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from sglang.srt.speculative.ddtree.choice import Choice, Chooser, Step
+from sglang.srt.speculative.ddtree.round_times import RoundTimes
 
 from choosing_texts import BLOCK, BLUFF, CHOICES, CODE, NONE, PROSE, Text, emitted
 from choosing_world import (
@@ -94,6 +95,63 @@ def test_noisy_clocks_do_not_matter(batch_size: int) -> None:
     here = world(staircase, noise=0.15, outliers=0.03, interrupted=0.5)
     here.decode(CODE, batch_size, steps=500)
     assert here.decode(CODE, batch_size, steps=1000) >= 0.97
+
+
+@pytest.mark.parametrize("batch_size", [4, 16])
+def test_stalls_of_several_steps_keep_no_choice_away(batch_size: int) -> None:
+    """Ten steps take four times as long, once in 400: the choice that runs then is looked at again soon."""
+    for seed in range(40, 44):
+        here = world(host_bound, start_up(graphs), seed=seed, stalls=1 / 400)
+        assert here.decode(PROSE, batch_size, steps=3000) >= 0.975
+
+
+@pytest.mark.parametrize("phase", range(0, 16, 4))
+def test_one_stall_is_forgotten(phase: int) -> None:
+    """Wherever in a period it begins, the best choice is soon in use again."""
+    for seed in range(3):
+        here = world(host_bound, start_up(graphs), seed=seed, outliers=0.0)
+        here.decode(PROSE, 16, steps=600 + phase)
+        here.stall()
+        here.decode(PROSE, 16, steps=100)
+        assert here.decode(PROSE, 16, steps=500) >= 0.97
+
+
+def times_of(*choices: Choice) -> RoundTimes:
+    """Of one bucket, in which choices take ten milliseconds and are well known."""
+    times = RoundTimes([8])
+    for _ in range(3):
+        for choice in choices:
+            times.observe(8, choice, [10.0] * 8)
+    return times
+
+
+def test_a_look_at_a_stall_is_believed_only_when_it_comes_again() -> None:
+    """Until then it does not count as a look; the rounds of the other choice show that the bucket has not moved."""
+    used, looked_at = Choice(16), Choice(33)
+    times = times_of(looked_at, used)
+    for took, believed, doubted in ((40.0, 10.0, looked_at), (30.0, 30.0, None)):
+        for _ in range(4):
+            times.observe(8, used, [10.0] * 8)
+        age = times.known(8, looked_at)[1]
+        times.observe(8, looked_at, [took] * 8)
+        assert times.step(8, looked_at) == pytest.approx(believed)
+        assert times.doubted(8) == doubted
+        assert times.known(8, looked_at)[1] == (age if doubted else 0)
+    assert times.step(8, used) == pytest.approx(10.0)
+
+
+def test_a_bucket_has_moved_when_three_periods_say_so() -> None:
+    """Then all choices take longer; meanwhile nothing is learned of one that is hardly known, and of the gap."""
+    used, other, new = Choice(16), Choice(33), Choice(65)
+    times = times_of(other, used)
+    for count in range(3):
+        assert times.step(8, used) == times.step(8, other) == pytest.approx(10.0)
+        times.observe(8, used, [20.0] * 8, [2.0])
+        times.observe(8, new, [20.0] * 8 if count < 2 else [])
+    assert times.step(8, used) == times.step(8, other) == pytest.approx(20.0)
+    assert times.known(8, new)[0] == 0
+    assert times.gap(8) == 0.0
+    assert times.doubted(8) is None
 
 
 def test_steps_between_prefills_are_timed() -> None:

@@ -148,6 +148,10 @@ class Chooser:
 
     def _replan_bucket(self, bucket: int, emitted: Mapping[Choice, float]) -> None:
         """Plan one bucket: the best choice for all that is known, or one to look at."""
+        doubted = self.times.doubted(bucket)
+        if doubted is not None:  # what is well known tells what has happened, so it runs until that is clear
+            self.plan[bucket] = self._best[bucket] if self.times.is_sure(bucket, self._best[bucket]) else doubted
+            return
         rates = {choice: emitted[choice] / self.times.expected(bucket, choice) for choice in self._allowed[bucket]}
         best = max(rates, key=lambda choice: (rates[choice], -choice.width))
         if rates[best] > _ADVANTAGE * rates[self._best[bucket]]:

@@ -17,6 +17,10 @@ from typing import NamedTuple
 _WEIGHT = 0.3
 #: Of the first so many rounds' measurements the least counts: whatever disturbs a step makes it longer.
 _FEW = 16
+#: What takes so many times as long as expected, or as short, is believed only after so many periods in a row.
+_FAR, _AGREED = 1.25, 3
+#: Rounds of others after which what a choice takes is still sure enough to tell what the bucket does.
+_FRESH = 16
 #: Relative doubt about a choice that was measured for a few rounds only: it may be so much better than it seems, and is
 #: not believed to be so much slower than others suggest.
 DOUBT = 0.05
@@ -46,6 +50,8 @@ class _Measured:
     rounds: int
     #: Rounds that had been measured in this bucket by then, of all choices.
     last: int
+    #: What its last rounds took, over what was expected, if that was far from it; else 1.
+    far: float = 1.0
 
 
 class RoundTimes:
@@ -56,6 +62,10 @@ class RoundTimes:
 
     Contexts grow and clocks change, which moves all choices: what the choice in use takes now, over what it took, is
     the bucket's level, and what other choices took moves with it.
+
+    A stall of some steps (another process, a cold cache) makes a choice look slow that is not, and what looks slow is
+    not looked at for long. So what is far from expected puts the bucket in doubt. If the next rounds are as expected it
+    was a stall, or the choice's own: that is believed when it is seen again. If they are as far, the bucket has moved.
 
     Args:
         buckets: Batch sizes, ascending; a batch belongs to the smallest that holds it, a larger one to the last.
@@ -69,6 +79,8 @@ class RoundTimes:
         self._level = dict.fromkeys(self.buckets, 1.0)
         self._gap: dict[int, float] = {}
         self._rounds = dict.fromkeys(self.buckets, 0)
+        #: Of the last periods in a row what they took over what was expected, all far from it, by bucket.
+        self._doubts: dict[int, list[tuple[Choice, float]]] = {bucket: [] for bucket in self.buckets}
 
     def bucket(self, batch_size: int) -> int:
         """The bucket of a batch."""
@@ -81,30 +93,68 @@ class RoundTimes:
             steps: Milliseconds of each step.
             gaps: Milliseconds between two steps with nothing else between them; negative ones count as none.
         """
-        if gaps:
-            gap = max(0.0, statistics.median(gaps))
-            self._gap[bucket] = (
-                gap if bucket not in self._gap else self._gap[bucket] + _WEIGHT * (gap - self._gap[bucket])
-            )
-        if not steps:
-            return
         known, age = self.known(bucket, choice)
         self._rounds[bucket] += len(steps)
-        sample, lane = statistics.median_low(steps), self._measured[bucket].get(choice)
-        if lane is None:
-            self._measured[bucket][choice] = _Measured(sample, self._level[bucket], len(steps), self._rounds[bucket])
+        lane = self._measured[bucket].get(choice)
+        if steps and lane is not None and known >= _FEW:
+            expected = lane.milliseconds * self._level[bucket] / lane.level
+            ratio = statistics.median_low(steps) / expected
+            if not 1.0 / _FAR < ratio < _FAR:
+                lane.last += len(steps)  # it is looked at again as soon as if this look had not been
+                self._doubt(bucket, choice, ratio, age)
+                return
+            self._doubts[bucket].clear()
+            self._take(bucket, lane, expected * (1.0 + _WEIGHT * (ratio - 1.0)), is_same=not age)
+        elif self._doubts[bucket]:  # nobody knows at which level this was measured
             return
-        before = lane.milliseconds * self._level[bucket] / lane.level
-        now = min(before, sample) if known < _FEW else before + _WEIGHT * (sample - before)
-        if known >= _FEW and not age:  # the same choice as before: what has changed is the bucket
-            self._level[bucket] *= now / before
-        lane.milliseconds, lane.level = now, self._level[bucket]
-        lane.rounds, lane.last = known + len(steps), self._rounds[bucket]
+        elif steps and lane is not None:
+            expected = lane.milliseconds * self._level[bucket] / lane.level
+            self._take(bucket, lane, min(expected, statistics.median_low(steps)), is_same=False)
+        elif steps:
+            now = statistics.median_low(steps)
+            self._measured[bucket][choice] = _Measured(now, self._level[bucket], 0, self._rounds[bucket])
+        if steps:
+            self._measured[bucket][choice].rounds += len(steps)
+        if gaps:
+            gap = max(0.0, statistics.median(gaps))
+            before = self._gap.get(bucket, gap)
+            self._gap[bucket] = before + _WEIGHT * (gap - before)
+
+    def _take(self, bucket: int, lane: _Measured, milliseconds: float, *, is_same: bool) -> None:
+        """A choice takes so long now; where it is the same as before, what has changed is the bucket."""
+        if is_same:
+            self._level[bucket] *= milliseconds * lane.level / (lane.milliseconds * self._level[bucket])
+        lane.milliseconds, lane.level = milliseconds, self._level[bucket]
+        lane.last, lane.far = self._rounds[bucket], 1.0
+
+    def _doubt(self, bucket: int, choice: Choice, ratio: float, age: int) -> None:
+        """A choice took far more or less than expected: believe the least that was seen often enough, if any was."""
+        lane, doubts = self._measured[bucket][choice], self._doubts[bucket]
+        if doubts and (doubts[-1][1] > 1.0) != (ratio > 1.0):
+            doubts.clear()
+        is_again = not doubts and age > _FRESH and (lane.far > 1.0) == (ratio > 1.0) and lane.far != 1.0
+        ratios = [lane.far, ratio] if is_again else [far for _, far in doubts] + [ratio]
+        lane.far = ratio
+        doubts.append((choice, ratio))
+        if not is_again and len(doubts) < _AGREED:
+            return
+        least = min(ratios, key=lambda far: abs(far - 1.0))
+        is_own = is_again or (age > _FRESH and all(other == choice for other, _ in doubts))
+        doubts.clear()
+        self._take(bucket, lane, lane.milliseconds * self._level[bucket] / lane.level * least, is_same=not is_own)
+
+    def doubted(self, bucket: int) -> Choice | None:
+        """The choice whose rounds just took far more or less than expected, while it is not known why."""
+        return self._doubts[bucket][-1][0] if self._doubts[bucket] else None
 
     def known(self, bucket: int, choice: Choice) -> tuple[int, int]:
         """How many rounds of a choice were measured in a bucket, and how many of others since, or at all."""
         lane = self._measured[bucket].get(choice)
         return (0, self._rounds[bucket]) if lane is None else (lane.rounds, self._rounds[bucket] - lane.last)
+
+    def is_sure(self, bucket: int, choice: Choice) -> bool:
+        """Whether a choice was measured for more than a few rounds."""
+        return self.known(bucket, choice)[0] >= _FEW
 
     def expected(self, bucket: int, choice: Choice) -> float:
         """Milliseconds that a round is expected to take: step and gap."""
