@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How near `auto` comes to the best fixed choice, in a simulation: no engine, no GPU, a minute on one core.
 
-    python benchmarks/choosing.py [--regime NAME ...] [--seeds 3] [--concurrency 1,2,4,8,16,32,48]
+    python benchmarks/choosing.py [--regime NAME ...] [--seeds 3] [--first-seed 0] [--concurrency 1,2,4,8,16,32,48]
 
 The real chooser and observer run in a made-up server (`choosing_world.py`), on made-up texts (`choosing_texts.py`).
 Every number is tokens per second as a part of what the best single choice for that text and concurrency would have got,
@@ -12,6 +12,7 @@ invented. A GPU has to confirm it.
 
     host      the first generation's host beside the graphs of an 8B model on an H200
     noisy     the same with steps that scatter by 10 %, drift as far, and three outliers in a hundred
+    stalls    the host's, where one step in 400 begins a stall: ten steps that take four times as long
     compute   the graphs alone
     hidden    a small model: the host hides what the graphs take
     stairs    compute-bound in coarse tiles
@@ -28,7 +29,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
     return {
         "host": (server(made_up.host_bound), prose),
         "noisy": (server(made_up.host_bound, noise=0.1, drift=0.1, outliers=0.03), prose),
+        "stalls": (server(made_up.host_bound, stalls=1 / 400), prose),
         "compute": (server(made_up.compute_bound), prose),
         "hidden": (server(made_up.hidden, lambda size, choice: 0.3 * made_up.graphs(size, choice)), code),
         "stairs": (server(made_up.staircase, lambda size, choice: made_up.staircase(size, choice) - 0.5), code),
@@ -59,10 +61,10 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
     }
 
 
-def cell(make: Callable[..., Any], text: Any, size: int, seeds: int) -> tuple[list[float], Any]:
+def cell(make: Callable[..., Any], text: Any, size: int, seeds: Iterable[int]) -> tuple[list[float], Any]:
     """The three figures of a concurrency, means over seeds, and the best choice."""
     found = []
-    for seed in range(seeds):
+    for seed in seeds:
         world = make(seed)
         first = world.decode(text, size, steps=300)
         world.decode(text, size, steps=700)
@@ -70,10 +72,10 @@ def cell(make: Callable[..., Any], text: Any, size: int, seeds: int) -> tuple[li
     return [statistics.mean(column) for column in zip(*found, strict=True)], world.best(text, size)[1]
 
 
-def wander(make: Callable[..., Any], text: Any, seeds: int) -> list[float]:
+def wander(make: Callable[..., Any], text: Any, seeds: Iterable[int]) -> list[float]:
     """A batch that grows and shrinks by up to two requests every five steps: the first 1000 steps, then 1000 more."""
     found = []
-    for seed in range(seeds):
+    for seed in seeds:
         world, random_, size, row = make(seed), random.Random(seed), 20, []  # noqa: S311
         for _ in range(2):
             begin = world.tokens, world.best_tokens
@@ -90,8 +92,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--regime", action="append", help="only this one; may be repeated")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--concurrency", default="1,2,4,8,16,32,48")
     options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     start = time.monotonic()
     with overlay_importable():
         print("simulated, parts of the best fixed choice  concurrency   first 300  first 1000   next 1000   best")
@@ -99,9 +103,9 @@ def main() -> None:
             if options.regime and name not in options.regime:
                 continue
             for size in map(int, options.concurrency.split(",")):
-                (first, thousand, next_), best = cell(make, text, size, options.seeds)
+                (first, thousand, next_), best = cell(make, text, size, seeds)
                 print(f"{name:<42} {size:>11} {first:>11.3f} {thousand:>11.3f} {next_:>11.3f}   {best}", flush=True)
-            thousand, next_ = wander(make, text, options.seeds)
+            thousand, next_ = wander(make, text, seeds)
             print(f"{name:<42} {'1 to 48':>11} {'':>11} {thousand:>11.3f} {next_:>11.3f}", flush=True)
     print(f"{time.monotonic() - start:.0f} s")
 
