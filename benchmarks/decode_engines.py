@@ -24,6 +24,10 @@ from gpu_proofs.engines import gpu_check
 
 BENCHMARKS = Path(__file__).resolve().parent
 PROJECT = BENCHMARKS.parent
+#: Seconds that an answer is waited for, however little time is left.
+LEAST = 1.0
+#: Seconds that an engine which closed its channel has for ending.
+MOMENT = 10
 
 
 class EngineEndedError(RuntimeError):
@@ -92,21 +96,23 @@ class Engine:
             return self._answer(seconds)
 
     def _answer(self, seconds: float) -> dict[str, Any]:
-        self._channel.settimeout(max(min(seconds, self.end - time.monotonic()), 1))
+        self._channel.settimeout(max(min(seconds, self.end - time.monotonic()), LEAST))
+        closed = False
         try:
             line = self._lines.readline()
+            closed = not line
         except OSError:
             line = ""
         if not line:
-            state = "gave no answer in time" if self.alive() else f"ended with {self.process.returncode}"
+            state = "gave no answer in time" if self.alive(closed) else f"ended with {self.process.returncode}"
             text = self.log.read_text(errors="replace")[-3000:]
             raise EngineEndedError(self.name, f"engine {self.name} {state}; the end of its log:\n{text}")
         return json.loads(line)
 
-    def alive(self) -> bool:
-        """Whether its first process runs; one that closed its channel has a moment to end."""
+    def alive(self, closed: bool) -> bool:
+        """Whether its first process runs; one that has `closed` its channel has a moment to end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(1)
+            self.process.wait(MOMENT if closed else 0)
         return self.process.returncode is None
 
     def close(self) -> None:

@@ -40,10 +40,15 @@ def package(version: str = RELEASE) -> dict[str, bytes]:
         return {name.removeprefix("sglang/"): archive.read(name) for name in names}
 
 
+@functools.cache
+def mentions(version: str = RELEASE) -> tuple[str, ...]:
+    """Every file that mentions DFlash."""
+    return tuple(sorted(path for path, data in package(version).items() if WATCHED.search(data)))
+
+
 def snapshot(wanted: frozenset[str], version: str = RELEASE) -> tuple[Manifest, dict[str, bytes]]:
     """What a snapshot of the wheel holds: `wanted` and every file that mentions DFlash."""
-    mentions = tuple(sorted(path for path, data in package(version).items() if WATCHED.search(data)))
-    files = {path: package(version)[path] for path in sorted({*wanted, *mentions}) if path in package(version)}
+    files = {path: package(version)[path] for path in sorted({*wanted, *mentions(version)}) if path in package(version)}
     entries = tuple(FileEntry(path, sha256(data), len(data)) for path, data in files.items())
     versions = {"sglang": version, "python": None}
-    return Manifest(f"sglang-{version}", "", "unpacked", versions, entries, mentions), files
+    return Manifest(f"sglang-{version}", "", "unpacked", versions, entries, mentions(version)), files
