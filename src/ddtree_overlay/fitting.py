@@ -19,7 +19,6 @@ from ddtree_overlay.manifest import Manifest
 from ddtree_overlay.patching import Patched, build_release, check_pristine, modules_of
 from ddtree_overlay.releases import KNOWN, Release, is_supported, known
 from ddtree_overlay.verify import Finding, verify_release
-from ddtree_overlay.verify.mirrors import check_mirrors
 from ddtree_overlay.verify.tables import load_mirrors, load_sites
 
 
@@ -145,8 +144,7 @@ def fit(manifest: Manifest, base: Mapping[str, bytes], *, names_and_sites: bool 
     if names_and_sites:
         part = replace(row, version=manifest.release, edits=tuple(filter(None, map(_fitting, edits))))
         sites, mirrors = load_sites(row.sites), load_mirrors(row.sites)
-        findings = tuple(verify_release(part, sites, manifest, base, _patched(part, base)))
-        findings += tuple(check_mirrors(mirrors, base))
+        findings = tuple(verify_release(part, sites, manifest, base, _patched(part, base), mirrors=mirrors))
     return Fit(manifest.release, row.version, is_supported(manifest.release), edits, findings)
 
 

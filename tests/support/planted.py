@@ -38,7 +38,9 @@ class Tree:
     def findings(self, patched: Patched | None = None, **manifest: object) -> list[Finding]:
         """Everything `verify` says, the manifest changed as given."""
         seen = dataclasses.replace(small.manifest(self.base), **manifest)
-        return verify_release(small.RELEASE, small.sites(), seen, self.base, patched or self.patched())
+        return verify_release(
+            small.RELEASE, small.sites(), seen, self.base, patched or self.patched(), mirrors=small.mirrors(self.base)
+        )
 
     def errors(self, patched: Patched | None = None, **manifest: object) -> list[Finding]:
         """What blocks a push."""

@@ -14,7 +14,7 @@ from ddtree_overlay.diffs import unified
 from ddtree_overlay.patching import build_release, modules_of, wanted_paths
 from ddtree_overlay.releases import KNOWN, known
 from ddtree_overlay.verify import verify_release
-from ddtree_overlay.verify.tables import load_sites
+from ddtree_overlay.verify.tables import load_mirrors, load_sites
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ def whole(version: str) -> Done:
     patched = build_release(row, base, modules_of(row))
     errors = tuple(
         f"{f.check}: {f.path}: {f.message}"
-        for f in verify_release(row, load_sites(row.sites), manifest, base, patched)
+        for f in verify_release(row, load_sites(row.sites), manifest, base, patched, mirrors=load_mirrors(row.sites))
         if f.severity == "error"
     )
     edited = [edit.path for edit in row.edits]

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
 from ddtree_overlay.releases import RELEASES, Release
-from ddtree_overlay.verify.mentions import MODULE, mentions_in
+from ddtree_overlay.verify.mentions import MODULE, Place, mentions_in
+from ddtree_overlay.verify.mirrors import digest_of
 from ddtree_overlay.verify.tables import Site
 
 
@@ -333,6 +335,22 @@ def manifest(files: dict[str, bytes]) -> Manifest:
     entries = tuple(FileEntry(path, sha256(data), len(data)) for path, data in sorted(files.items()))
     mentions = tuple(path for path, data in sorted(files.items()) if mentions_in(path, data))
     return Manifest("small", "/small", "wheel", {"sglang": RELEASE.version, "python": None}, entries, mentions)
+
+
+def mirrors(files: dict[str, bytes]) -> dict[Place, str]:
+    """Every function of `files`, as read."""
+    places = [
+        Place(path, scope)
+        for path, data in files.items()
+        for node in ast.parse(data).body
+        for scope in (
+            [f"{node.name}.{inner.name}" for inner in node.body if isinstance(inner, ast.FunctionDef)]
+            if isinstance(node, ast.ClassDef)
+            else [getattr(node, "name", "")]
+        )
+    ]
+    digests = {place: digest_of(files[place.path], place.scope) for place in places}
+    return {place: digest for place, digest in digests.items() if digest is not None}
 
 
 def sites() -> tuple[Site, ...]:

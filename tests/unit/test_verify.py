@@ -19,7 +19,8 @@ def test_sound_tree_has_no_errors_and_says_what_was_checked():
     findings = Tree().findings()
 
     assert {f.severity for f in findings} == {"info"}
-    assert {f.check for f in findings} == {"syntax", "hooks", "imports", "calls", "attributes", "sites", "grounds"}
+    checks = {"syntax", "hooks", "imports", "calls", "attributes", "sites", "mirrors", "grounds"}
+    assert {f.check for f in findings} == checks
     count = sum(len(edit.insertions) for edit in small.RELEASE.edits)
     assert any(f"{count} insertions in {len(small.RELEASE.edits)} files" in f.message for f in findings)
     assert not any(f.message.startswith("0 ") for f in findings)

@@ -15,7 +15,9 @@ from ddtree_overlay.verify.findings import Finding, Tally
 from ddtree_overlay.verify.grounds import check_grounds
 from ddtree_overlay.verify.hooks import check_hooks, occurrences
 from ddtree_overlay.verify.host import verify_on_host
+from ddtree_overlay.verify.mentions import Place
 from ddtree_overlay.verify.mirrors import check_mirrors
+from ddtree_overlay.verify.read import check_read
 from ddtree_overlay.verify.sites import check_sites
 from ddtree_overlay.verify.structure import check_base, check_insertion_only, check_unpatch
 from ddtree_overlay.verify.symbols import Class, Symbols
@@ -41,27 +43,34 @@ def verify_bundle(manifest: Manifest, base: Mapping[str, bytes], patched: Patche
         OverlayError: The bundle's release is not supported.
     """
     row = release(patched.bundle.release)
-    findings = [*verify_release(row, load_sites(row.sites), manifest, base, patched), *check_base(manifest)]
-    findings += check_mirrors(load_mirrors(row.sites), base)
+    sites, mirrors = load_sites(row.sites), load_mirrors(row.sites)
+    findings = [*verify_release(row, sites, manifest, base, patched, mirrors=mirrors), *check_base(manifest)]
     return sorted(findings, key=lambda f: _ORDER[f.severity])
 
 
 @collector.paused()
 def verify_release(
-    row: Release, sites: Collection[Site], manifest: Manifest, base: Mapping[str, bytes], patched: Patched
+    row: Release,
+    sites: Collection[Site],
+    manifest: Manifest,
+    base: Mapping[str, bytes],
+    patched: Patched,
+    *,
+    mirrors: Mapping[Place, str],
 ) -> list[Finding]:
-    """As `verify_bundle`, for one row of the release table and its site table."""
+    """As `verify_bundle`, for one row of the release table and what its site table holds."""
     findings = check_syntax(manifest.versions.get("python"), patched.files)
     findings += check_insertion_only(row, base, patched.files)
     findings += check_unpatch(row, base, patched.files)
     if not any(f.check == "syntax" and f.severity == "error" for f in findings):
-        findings += _check_code(row, base, patched)
+        findings += _check_code(row, mirrors, base, patched)
     findings += check_sites(sites, [m for m in manifest.mentions if m.startswith("srt/")], base)
+    findings += check_mirrors(mirrors, base)
     findings += check_grounds(sites, row, {**base, **patched.files})
     return sorted(findings, key=lambda f: _ORDER[f.severity])
 
 
-def _check_code(row: Release, base: Mapping[str, bytes], patched: Patched) -> list[Finding]:
+def _check_code(row: Release, mirrors: Collection[Place], base: Mapping[str, bytes], patched: Patched) -> list[Finding]:
     added = {c.path: patched.files[c.path] for c in patched.bundle.changes if c.adds}
     symbols = Symbols({**base, **patched.files}, wanted_paths(added))
     tally = Tally()
@@ -83,6 +92,7 @@ def _check_code(row: Release, base: Mapping[str, bytes], patched: Patched) -> li
     return [
         *hooks,
         *tally.findings,
+        *check_read(mirrors, symbols, row.edits, added, base),
         Finding("hooks", "info", "", None, f"{count} insertions in {len(row.edits)} files looked for"),
         Finding("imports", "info", "", None, f"{tally.imported} names imported from SGLang looked up"),
         Finding("calls", "info", "", None, f"{tally.bound} calls bound to signatures, {tally.undecidable} undecidable"),

@@ -12,6 +12,7 @@ import ast
 import hashlib
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 
 from ddtree_overlay.verify.findings import Finding
 from ddtree_overlay.verify.mentions import Place
@@ -50,7 +51,7 @@ def digest_of(data: bytes, scope: str) -> str | None:
     Layout, comments and docstring do not count. It is taken from the text, since different versions of Python write
     down a syntax tree differently.
     """
-    node = _function(ast.parse(data).body, scope.split("."))
+    node = _function(_tree(data).body, scope.split("."))
     if node is None:
         return None
     lines = data.decode("utf-8").splitlines()
@@ -65,6 +66,12 @@ def digest_of(data: bytes, scope: str) -> str | None:
     # A line that became too long is broken, with a comma behind the last argument.
     text = re.sub(r",(?=[)\]}])", "", re.sub(r"\s", "", "".join(code)))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+@lru_cache(maxsize=2)
+def _tree(data: bytes) -> ast.Module:
+    """The parsed file; those who ask go through its functions one after the other."""
+    return ast.parse(data)
 
 
 def _function(body: list[ast.stmt], names: list[str]) -> _Function | None:
