@@ -14,7 +14,7 @@ from sglang.srt.sampling.penaltylib import (
     BatchedPresencePenalizer,
     BatchedRepetitionPenalizer,
 )
-from sglang.srt.speculative.ddtree.targets import adjust_logits, count_roots, roots_only
+from sglang.srt.speculative.ddtree.targets import adjust_logits, adjust_without_penalties, count_roots, roots_only
 
 
 VOCABULARY, WIDTH = 11, 4
@@ -132,6 +132,37 @@ def test_custom_processor_sees_the_root_of_each_request_and_holds_it_to_one_toke
     assert roots_only(sampling, None).tolist() == [True, False, True]
     assert roots_only(sampling, torch.tensor([False, True, False])).tolist() == [True, True, True]
     assert keep.reqs
+
+
+def test_custom_processor_comes_behind_the_grammar() -> None:
+    """One that forces a token which the grammar forbids gets it, as in plain decoding; bias changes nothing of that."""
+
+    def force(logits: torch.Tensor, every: list[dict[str, int]]) -> torch.Tensor:
+        assert torch.isinf(logits[:, 2]).all(), "a processor sees what the grammar has left"
+        for row, asked in enumerate(every):
+            logits[row] = float("-inf")
+            logits[row, asked["token"]] = 0.0
+        return logits
+
+    def constrain(logits: torch.Tensor) -> None:
+        logits[:, 2] = float("-inf")
+
+    sampling = SamplingInfo(
+        logit_bias=torch.full((2, VOCABULARY), 0.5),
+        has_custom_logit_processor=True,
+        custom_logit_processor={1: (force, torch.tensor([True, False]))},
+        custom_params=[{"token": 2}, None],
+    )
+    logits = torch.zeros(2 * WIDTH, VOCABULARY)
+    logits[:, 2] = 1.0
+    logits[:, 7] = 0.5
+
+    adjust_without_penalties(logits, sampling, WIDTH, constrain)
+
+    assert logits.argmax(-1).tolist() == [2, *[7] * (2 * WIDTH - 1)]
+    alone = torch.zeros(WIDTH, VOCABULARY)
+    adjust_without_penalties(alone, None, WIDTH, constrain)
+    assert torch.isinf(alone).sum() == WIDTH
 
 
 def test_batch_without_processors_is_held_to_one_token_by_penalties_alone() -> None:

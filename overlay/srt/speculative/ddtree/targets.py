@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,8 +35,22 @@ def adjust_logits(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
     adjust_without_penalties(logits, sampling_info, width)
 
 
-def adjust_without_penalties(logits: torch.Tensor, sampling_info: Any, width: int) -> None:
-    """Apply logit bias and custom logit processors, as `adjust_logits` does behind the penalties."""
+def adjust_without_penalties(
+    logits: torch.Tensor, sampling_info: Any, width: int, constrain: Callable[[torch.Tensor], None] | None = None
+) -> None:
+    """Apply grammars, logit bias and custom logit processors, as `adjust_logits` does behind the penalties.
+
+    Args:
+        logits: [bs * width, vocabulary].
+        sampling_info: The batch's; None: there is nothing but grammars.
+        width: Nodes per request.
+        constrain: Forbids what the grammars do not allow. Processors come behind it: one that holds a request to a
+            token does so whatever the grammar says, as in plain decoding.
+    """
+    if constrain is not None:
+        constrain(logits)
+    if sampling_info is None:
+        return
     nodes = logits.view(-1, width, logits.shape[1])
     if sampling_info.logit_bias is not None:
         nodes.add_(sampling_info.logit_bias.unsqueeze(1))

@@ -11,6 +11,7 @@ tensors of its own before that launch. Nothing in a step waits for the device.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -226,10 +227,8 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
         logits = logits_output.next_token_logits
         if penalties is not None:
             penalties.apply(logits.view(-1, width, logits.shape[1])[:, 0])
-        if sampling_info is not None:
-            adjust_without_penalties(logits, sampling_info, width)
-        if grammar is not None:
-            grammar.apply(logits, batch, grammar_barrier)
+        constrain = None if grammar is None else partial(grammar.apply, batch=batch, barrier=grammar_barrier)
+        adjust_without_penalties(logits, sampling_info, width, constrain)
         penalised = None if penalties is None else penalties.requests
         root_only = roots_only(sampling_info, penalised)
         acceptance = accept(
