@@ -6,8 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.support import wheels
 
 from ddtree_overlay.manifest import FileEntry, Manifest
+from ddtree_overlay.patching import wanted_paths
 from ddtree_overlay.published import departures, published, unlike_published
 from ddtree_overlay.releases import RELEASES
 from ddtree_overlay.verify.structure import check_base
@@ -36,13 +38,37 @@ def test_every_supported_release_is_known_as_published(version):
 
 
 def test_departures_are_named_by_kind():
-    """Files that only this overlay's snapshots hold are compared where both have them, and else left out."""
-    entries = {p: FileEntry(p, p, 1) for p in "abcd"}
+    """What the release's manifest does not hold was not compared, and is not passed over in silence."""
+    entries = {p: FileEntry(p, p, 1) for p in "abcde"}
     release = Manifest("r", "", "wheel", {"sglang": "0.5.11"}, (entries["a"], entries["b"], entries["c"]), ("a", "b"))
-    found = replace(release, files=(replace(entries["a"], sha256="x"), entries["d"]), mentions=("a", "d"))
+    found = replace(release, files=(replace(entries["a"], sha256="x"), entries["d"], entries["e"]), mentions=("a", "d"))
 
-    assert departures(found, release) == {"a": "changed", "b": "missing", "d": "added"}
+    assert departures(found, release) == {"a": "changed", "b": "missing", "d": "added", "e": "unknown"}
     assert departures(release, release) == {}
+
+
+def test_only_compared_files_are_said_to_be_as_published():
+    """A file that the release's manifest lacks is warned of: an edit of it would not be noticed."""
+    known = published("0.5.17")
+    assert known is not None
+    as_published = [f"{len(known.files)} files are as SGLang 0.5.17 was published"]
+    assert [f.message for f in check_base(known)] == as_published
+
+    more = replace(known, files=(*known.files, FileEntry("srt/other.py", "x", 1)))
+    (found,) = check_base(more)
+    assert (found.severity, found.path) == ("warning", "srt/other.py")
+    assert found.message.startswith("not compared: ")
+
+
+@pytest.mark.parametrize("version", [row.version for row in RELEASES])
+def test_committed_manifests_hold_what_a_snapshot_takes(version):
+    """Else `verify` could not tell whether somebody has edited what is missing there; `make patches` mends it."""
+    known = published(version)
+    assert known is not None
+    taken, _ = wheels.snapshot(wanted_paths(), version)
+
+    assert {e.path: e.sha256 for e in taken.files}.items() <= {e.path: e.sha256 for e in known.files}.items()
+    assert set(taken.mentions) <= set(known.mentions)
 
 
 def test_base_of_an_unknown_version_is_said_to_be_unknown():

@@ -27,9 +27,14 @@ def check_base(manifest: Manifest) -> list[Finding]:
     if not unlike:
         same = f"{len(manifest.files)} files are as SGLang {version} was published"
         return [Finding("base", "info", "", None, same)]
-    said = {"changed": "changed", "added": "made to mention DFlash", "missing": "removed, or cleared of DFlash,"}
-    text = f"since SGLang {version} was published; the overlay is not tested on that"
-    return [Finding("base", "warning", path, None, f"{said[how]} {text}") for path, how in unlike.items()]
+    since = f"since SGLang {version} was published; the overlay is not tested on that"
+    said = {
+        "changed": f"changed {since}",
+        "added": f"made to mention DFlash {since}",
+        "missing": f"removed, or cleared of DFlash, {since}",
+        "unknown": f"not compared: not among the files that are known of SGLang {version} as it was published",
+    }
+    return [Finding("base", "warning", path, None, said[how]) for path, how in unlike.items()]
 
 
 def check_insertion_only(release: Release, base: Mapping[str, bytes], files: Mapping[str, bytes]) -> list[Finding]:
