@@ -14,13 +14,13 @@ and the peak of the engine's memory.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import importlib.machinery
 import importlib.util
 import json
 import os
 import socket
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -136,4 +136,8 @@ class Clock:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:3])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", metavar="JOB.json")
+    parser.add_argument("descriptor", metavar="FD")
+    options = parser.parse_args()
+    main(options.job, options.descriptor)

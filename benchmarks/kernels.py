@@ -27,15 +27,29 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-import triton
-
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from kernel_checks import compare_all
-from kernel_inputs import BLOCK, DEVICE, choices, labels, likely_targets
-from overlay_modules import overlay_importable
+
+def read_options() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here as JSON")
+    parser.add_argument("--quick", action="store_true", help="batches 1 and 32 at budget 64 alone")
+    parser.add_argument("--compare", action="store_true", help="compare only")
+    parser.add_argument("--no-compare", action="store_true", help="do not compare: for sizing alone")
+    return parser.parse_args()
+
+
+#: Read before torch is imported, which takes seconds and may be missing: `--help` does without.
+OPTIONS = read_options() if __name__ == "__main__" else argparse.Namespace()
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+
+from kernel_checks import compare_all  # noqa: E402
+from kernel_inputs import BLOCK, DEVICE, choices, labels, likely_targets  # noqa: E402
+from overlay_modules import overlay_importable  # noqa: E402
 
 
 VOCABULARY = 151936
@@ -204,17 +218,12 @@ def time_all(
     return rounds, heads
 
 
-def main() -> int:
-    """Compare, time, print; exit 1 on a difference, 3 when a bound is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here as JSON")
-    parser.add_argument("--quick", action="store_true", help="batches 1 and 32 at budget 64 alone")
-    parser.add_argument("--compare", action="store_true", help="compare only")
-    parser.add_argument("--no-compare", action="store_true", help="do not compare: for sizing alone")
-    options = parser.parse_args()
+def main(options: argparse.Namespace) -> int:
+    """Compare, time, print; exit 1 on a difference, 2 without a GPU, 3 when a bound is missed."""
     interpreted = os.environ.get("TRITON_INTERPRET") == "1"
     if DEVICE == "cpu" and not interpreted:
-        parser.error("this needs a GPU, or TRITON_INTERPRET=1 to compare on the CPU")
+        print("this needs a GPU, or TRITON_INTERPRET=1 to compare on the CPU", file=sys.stderr)
+        return 2
     with overlay_importable():
         start = time.monotonic()
         if not options.no_compare:
@@ -234,4 +243,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(OPTIONS))

@@ -28,12 +28,28 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import torch
-from safetensors.torch import save_file
-from torch import nn
-from torch.nn import functional
 
-from small_models import Drafter, Sizes, Target
+def read_options() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
+    parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--size", choices=("bench", "tiny"), default="bench")
+    parser.add_argument("--batch", type=int, help="sequences a step (default: 96 on a GPU, 8 on a CPU)")
+    parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
+    return parser.parse_args()
+
+
+#: Read before torch is imported, which takes seconds and may be missing: `--help` does without.
+OPTIONS = read_options() if __name__ == "__main__" else argparse.Namespace()
+
+import torch  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+from torch import nn  # noqa: E402
+from torch.nn import functional  # noqa: E402
+
+from small_models import Drafter, Sizes, Target  # noqa: E402
 
 
 TINY = {"vocabulary": 512, "hidden": 64, "layers": 4, "draft_layers": 2, "heads": 2, "kv_heads": 1, "head_dim": 32}
@@ -75,16 +91,8 @@ class Data:
         return self.tokens[starts + torch.arange(length, device=device)].long()
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Read, train both, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
-    parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--size", choices=SIZES, default="bench")
-    parser.add_argument("--batch", type=int, help="sequences a step (default: 96 on a GPU, 8 on a CPU)")
-    parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
-    options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_float32_matmul_precision("high")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -215,4 +223,4 @@ def write(out: Path, sizes: Sizes, target: Target, drafter: Drafter) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

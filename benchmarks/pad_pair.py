@@ -25,10 +25,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import torch
-from safetensors import safe_open
 
-from padding import LIKE, Entry, Shape, pad_draft, pad_target
+def read_options() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pair", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--like", default="8b", help="8b, 4b, 1b, or the numbers of `padding.Shape` with commas")
+    return parser.parse_args()
+
+
+#: Read before torch is imported, which takes seconds and may be missing: `--help` does without.
+OPTIONS = read_options() if __name__ == "__main__" else argparse.Namespace()
+
+import torch  # noqa: E402
+from safetensors import safe_open  # noqa: E402
+
+from padding import LIKE, Entry, Shape, pad_draft, pad_target  # noqa: E402
 
 
 #: Bytes of a shard.
@@ -36,15 +49,8 @@ SHARD = 4 << 30
 DTYPES = {"bfloat16": (torch.bfloat16, "BF16"), "float32": (torch.float32, "F32")}
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Pad and say how long it took."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pair", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument(
-        "--like", default="8b", help=f"{', '.join(LIKE)}, or the numbers of `padding.Shape` with commas"
-    )
-    options = parser.parse_args()
     start = time.monotonic()
     size = pad_pair(options.pair, options.out, shape_of(options.like))
     print(f"{options.out}: {size / 1e9:.2f} GB like {options.like} in {time.monotonic() - start:.1f} s")
@@ -130,4 +136,4 @@ def write_shard(file: Path, shard: list[tuple[Entry, int]], dtype: torch.dtype, 
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)
