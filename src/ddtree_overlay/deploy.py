@@ -35,7 +35,8 @@ def plan_push(transport: Transport, bundle: Bundle, files: Mapping[str, bytes]) 
 def plan_push_of(transport: Transport, stored: Sequence[StoredBundle]) -> tuple[PushPlan, StoredBundle]:
     """The plan of the bundle that belongs to the files on the host, chosen there by their digests, and that bundle.
 
-    Of several for the same base the first is taken; when none fits, the first of all, and its plan has conflicts.
+    Of several for the same base the first is taken; when none fits, the first for the host's release, or of all, and
+    its plan has conflicts.
     """
     offered = {"candidates": [s.rows() for s in stored], "releases": [s.bundle.release for s in stored]}
     result = transport.call("plan_push", offered).result

@@ -63,6 +63,27 @@ def test_modified_base_file_is_refused_and_nothing_is_written(run, patched_root,
     assert not differences(before, listing(site))
 
 
+def test_bundle_for_another_release_is_refused_in_one_sentence(run, patched_root, site, apply):
+    """Exit 4: which release the bundle is for and which one is there, not the digest of the first of many files."""
+    metadata = site / "sglang-0.5.11.dist-info/METADATA"
+    text = metadata.read_text("utf-8").replace("Version: 0.5.11\n", "Version: 0.5.17\n", 1)
+    metadata.unlink()
+    metadata.write_text(text, "utf-8")
+    file = patched_root / "srt/speculative/spec_info.py"
+    data = file.read_bytes()
+    file.unlink()
+    file.write_bytes(data.replace(b"import", b"import ", 1)[: len(data)])
+    before = listing(site)
+    root = f"--root {patched_root}"
+
+    said = "error: the bundle is for SGLang 0.5.11, the host has 0.5.17\n"
+    step = f"next: ddtree-overlay snapshot {root} && ddtree-overlay patch {root} && ddtree-overlay push {root}"
+    refused(run("push", "--root", str(patched_root), "--yes"), 4, said, step)
+    refused(run("diff", "--root", str(patched_root)), 4, "is for SGLang 0.5.11, the host has 0.5.17")
+    refused(apply("push"), 4, said, "then export it for the SGLang here")
+    assert not differences(before, listing(site))
+
+
 def test_snapshot_of_a_patched_install_is_refused_and_the_base_is_kept(run, patched_root, workspace):
     """Exit 4: the good snapshot is not replaced by one of patched files, and what is built on it still works."""
     root = str(patched_root)

@@ -74,9 +74,13 @@ def deployed_bundle(
         )
     newest = stored[0].bundle
     wrong = listed((c.path for c in newest.changes if digests.get(c.path) not in (c.base_sha256, c.sha256)), 3)
+    which = f"the newest of {counted(len(stored), 'bundle')}"
+    why = f"of {which}, {newest.overlay_id}, neither base nor result: {wrong}"
+    if all(s.bundle.release != live.version for s in stored):
+        why = f"{which} is for SGLang {newest.release}, the host has {live.version}"
     raise ConflictError(
         f"no bundle fits the SGLang on {target.name}",
-        why=f"of the newest of {counted(len(stored), 'bundle')}, {newest.overlay_id}, neither base nor result: {wrong}",
+        why=why,
         next_step=_build(target),
     )
 

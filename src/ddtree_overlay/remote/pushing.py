@@ -43,8 +43,8 @@ def plan_push(args: dict[str, Any], _: bytes) -> Answer:
     """What a push of one of `candidates` would do here now. Reads only.
 
     A candidate is a list of changes (path, base, after, size), made for the release in `releases` with its index. Of
-    those for the base that is here the first is meant; when none is for it, the first of all, so that its conflicts can
-    be shown. `chosen` is its index.
+    those for the base that is here the first is meant; when none is for it, the first for the release that is here, or
+    of all, so that its conflicts can be shown. `chosen` is its index.
     """
     site = locate(args)
     store = Store(site.state, site.root)
@@ -52,7 +52,9 @@ def plan_push(args: dict[str, Any], _: bytes) -> Answer:
     candidates: list[list[dict[str, Any]]] = args["candidates"]
     live = live_view(store, {c["path"] for changes in candidates for c in changes})
     found = standing(site, store, store.current())
-    chosen = planning.choose(candidates, live, found.record) or 0
+    chosen = planning.choose(candidates, live, found.record)
+    if chosen is None:
+        chosen = args["releases"].index(site.version) if site.version in args["releases"] else 0
     changes = candidates[chosen]
     actions = push_actions(changes, store, found, live)
     record = found.record

@@ -16,6 +16,8 @@ from .undo import state_of
 
 
 Record = dict[str, Any]
+#: The way to an overlay for what is installed.
+ANOTHER = "ddtree-overlay snapshot {target} && ddtree-overlay patch {target} && ddtree-overlay push {target}"
 
 
 @dataclass(frozen=True)
@@ -114,8 +116,13 @@ def unfit(site: Site, found: Standing, actions: list[planning.Action], release: 
         refuse_mixed(site, found, release, [a["path"] for a in actions])
     except Refusal as refusal:
         return [refusal]
-    conflicts = any(a["action"] == "conflict" for a in actions)
-    return [_no_overlay_for(found)] if conflicts and found.base_gone else []
+    if not any(a["action"] == "conflict" for a in actions):
+        return []
+    if found.base_gone:
+        return [_no_overlay_for(f"no overlay that was offered is for what is installed now: {found.reason}")]
+    if site.version in (None, release):
+        return []
+    return [_no_overlay_for(f"the bundle is for SGLang {release}, the host has {site.version}")]
 
 
 def groundless(site: Site, found: Standing, *, purge: bool) -> list[Refusal]:
@@ -153,11 +160,11 @@ def _no_way_back(found: Standing) -> Refusal:
     )
 
 
-def _no_overlay_for(found: Standing) -> Refusal:
-    """The refusal of an overlay that was made for the release that is gone."""
+def _no_overlay_for(what: str) -> Refusal:
+    """The refusal of an overlay that was made for another release."""
     return Refusal(
         "conflict",
-        f"no overlay that was offered is for what is installed now: {found.reason}",
+        what,
         why="nothing was written",
-        next_step=("ddtree-overlay snapshot {target} && ddtree-overlay patch {target} && ddtree-overlay push {target}"),
+        next_step=ANOTHER,
     )
