@@ -251,10 +251,19 @@ def release(version: str) -> Release:
     for row in RELEASES:
         if row.version == version:
             return row
-    supported = ", ".join(r.version for r in RELEASES)
-    raise OverlayError(
-        f"SGLang {version} is not supported",
-        why=f"supported: {supported}",
-        next_step=f"on the host: pip install sglang=={RELEASES[-1].version}; or here --release {RELEASES[-1].version}\n"
-        "or see what would fit: ddtree-overlay verify {target} --try",
+    refusal = unsupported(version)
+    refusal.next_step += "\nor see what would fit: ddtree-overlay verify {target} --try"
+    raise refusal
+
+
+def unsupported(version: str) -> OverlayError:
+    """The refusal of a version, with the one that was probably meant."""
+    newest, meant = RELEASES[-1].version, version.strip().lstrip("vV=")
+    asked = is_supported(meant) and meant != version
+    return OverlayError(
+        f"SGLang {version} is not supported{f' (did you mean {meant}?)' if asked else ''}",
+        why=f"supported: {', '.join(r.version for r in RELEASES)}",
+        next_step=f"--release {meant}"
+        if asked
+        else f"on the host: pip install sglang=={newest}; or here --release {newest}",
     )

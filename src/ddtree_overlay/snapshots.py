@@ -12,7 +12,7 @@ from ddtree_overlay.config import Host
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.hosts.transport import Transport, open_transport
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
-from ddtree_overlay.releases import release
+from ddtree_overlay.releases import unsupported
 from ddtree_overlay.reports import listed
 from ddtree_overlay.verify.mentions import WATCHED
 from ddtree_overlay.wheels import check_release, fetch_release
@@ -122,7 +122,8 @@ def check_release_name(version: str) -> None:
     if numbers and tuple(int(n) for n in numbers.groups()) < FIRST_WITH_DFLASH:
         raise _no_dflash(version, "the published wheel")
     if not re.fullmatch(r"\d+(\.\w+)*(\+[\w.]+)?", version, re.ASCII):
-        release(version)
+        # No version at all: it cannot be tried out either.
+        raise unsupported(version)
 
 
 def _is_known(known: Manifest | None, path: str, data: bytes) -> bool:

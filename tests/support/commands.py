@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,3 +38,10 @@ def refused(done: Ran, code: int, *texts: str) -> None:
     for text in ("error: ", "next: ", *texts):
         assert text in done.err
     assert "Traceback" not in done.err
+    unfilled(done)
+
+
+def unfilled(done: Ran) -> None:
+    """Assert that no `{name}` that should have been filled in stands in what was said or in the JSON."""
+    found = re.findall(r"\{[a-z_.]+\}", done.err + (done.out if done.out.startswith("{") else ""))
+    assert not found, (found, done.err)

@@ -77,3 +77,22 @@ def test_every_command_that_a_message_advises_names_its_target():
                 loose.append(f"{path.name}:{node.lineno}: {text}")
 
     assert loose == []
+
+
+def test_no_message_is_printed_with_a_placeholder():
+    """In an error's texts only `{target}` is filled in, and only in the next step, once a command has a target."""
+    loose = []
+    for path in sorted((PROJECT / "src").rglob("*.py")):
+        tree = ast.parse(path.read_text("utf-8"))
+        for call in (n for n in ast.walk(tree) if isinstance(n, ast.Call)):
+            if not re.search(r"(Error|Refusal|Problem|Finding)$", ast.unparse(call.func)):
+                continue
+            later = {id(n) for k in call.keywords if k.arg == "next_step" for n in ast.walk(k.value)}
+            inner = (n for n in ast.walk(call) if isinstance(n, ast.Call))
+            later |= {id(n.args[0]) for n in inner if getattr(n.func, "attr", "") == "replace"}
+            for node in ast.walk(call):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    held = set(re.findall(r"\{[a-z_.]+\}", node.value)) - ({"{target}"} if id(node) in later else set())
+                    loose += [f"{path.name}:{node.lineno}: {text}" for text in sorted(held)]
+
+    assert loose == []
