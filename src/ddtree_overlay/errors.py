@@ -46,8 +46,8 @@ class OverlayError(Exception):
     def as_dict(self) -> dict[str, object]:
         """The error as `--json` prints it."""
         return {
-            "error": type(self).__name__,
             "exit_code": self.exit_code,
+            "error": type(self).__name__,
             "what": self.what,
             "why": self.why,
             "next": self.next_step,

@@ -51,17 +51,19 @@ class Screen:
         json: Print exactly one JSON object on stdout and no other result.
         color: `auto`, `always` or `never`.
         verbosity: -1 quiet, 0 normal, 1 and up more detail.
+        command: The verb, None before one is known.
     """
 
     json: bool = False
     color: str = "auto"
     verbosity: int = 0
+    command: str | None = None
     _emitted: bool = False
     _kept: dict[str, Any] | None = None
 
     def part(self) -> Screen:
         """A screen for one part of the work: it prints like this one, but keeps its JSON object in `emitted`."""
-        return Screen(self.json, self.color, self.verbosity, _kept={})
+        return Screen(self.json, self.color, self.verbosity, self.command, _kept={})
 
     @property
     def emitted(self) -> Mapping[str, Any]:
@@ -141,7 +143,7 @@ class Screen:
     def fail(self, error: OverlayError) -> None:
         """Print an error on stderr, and on stdout as JSON with `--json`."""
         with contextlib.suppress(OverlayError):  # an unwritable stdout is no reason to lose this error
-            self.emit({"ok": False, **error.as_dict()})
+            self.emit({"command": self.command, "ok": False, **error.as_dict()})
         self.complain(error)
 
     def complain(self, error: OverlayError, *, about: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import fcntl
 import inspect
+import json
 import os
 import re
 import shutil
@@ -26,6 +27,9 @@ from ddtree_overlay.wheels import wheel_of
 
 RELEASE = "0.5.11"
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if issubclass(c, errors.OverlayError)]
+
+#: The keys of every failure.
+FAILED = ["schema", "command", "ok", "exit_code", "error", "what", "why", "next"]
 
 
 def test_unknown_host_is_refused_with_a_suggestion(run):
@@ -78,6 +82,8 @@ def test_bad_arguments_are_refused(run, words, text):
     assert done.json["schema"] == 1
     assert done.json["exit_code"] == 2
     assert text in done.json["what"]
+    assert list(done.json) == FAILED
+    assert done.json["command"] == next((word for word in words if word in cli.commands), None)
 
 
 @pytest.mark.parametrize("error", CLASSES, ids=lambda c: c.__name__)
@@ -95,6 +101,21 @@ def test_every_error_class_decides_the_exit_code(monkeypatch, error, flags, work
     assert error.exit_code in errors.EXIT_CODES
     assert "error: it broke\n  why:  because\n  next: try this\n" in done.stderr
     assert bool(done.stdout) == ("--json" in flags)
+    if done.stdout:
+        said = json.loads(done.stdout)
+        assert list(said) == FAILED
+        assert (said["command"], said["error"]) == ("status", error.__name__)
+
+
+@pytest.mark.parametrize("verb", sorted(cli.commands))
+def test_every_failing_verb_names_itself(run, verb):
+    """`command` is in the JSON of a failure as in that of a success."""
+    done = run(verb, "--host", "nobody", "--json")
+
+    assert done.code == 2
+    assert list(done.json) == FAILED
+    assert done.json["command"] == verb
+    assert done.json["error"] in {"ConfigError", "UsageError"}
 
 
 def test_verbs_that_need_a_snapshot_name_the_command(run):
@@ -196,6 +217,14 @@ def test_unsupported_release_is_refused(run, workspace, version, text):
         )
         assert "pip " not in done.err.replace(f"pip install sglang=={SUPPORTED_RELEASES[-1]}", "")
     assert not (workspace / ".cache").exists()
+
+
+@pytest.mark.parametrize("words", [("snapshot",), ("verify", "--try"), ("patch", "--try"), ("patch",)])
+def test_release_with_a_v_is_told_which_was_meant(run, words):
+    """What is advised can be typed as it stands."""
+    done = run(*words, "--release", "v0.5.17")
+
+    refused(done, 1, "SGLang v0.5.17 is not supported (did you mean 0.5.17?)", "next: --release 0.5.17\n")
 
 
 @pytest.mark.usefixtures("project_cache")

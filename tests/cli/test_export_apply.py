@@ -50,7 +50,7 @@ def test_a_drifted_file_is_a_conflict(apply, package):
     target.write_bytes(text)
     before = listing(package.parent)
     done = apply("push")
-    assert (done.code, done.json["ok"], done.json["error"], done.json["changed"]) == (4, False, "conflict", False)
+    assert (done.code, done.json["ok"], done.json["error"], done.json["changed"]) == (4, False, "ConflictError", False)
     assert "srt/server_args.py is not as expected" in done.err
     assert differences(before, listing(package.parent)) == []
 
@@ -73,7 +73,7 @@ def test_a_held_lock_ends_with_5(apply, package):
         json.dump({"pid": 4711, "operator": "bob@desk", "doing": "push", "since": 0}, stream)
         stream.flush()
         done = apply("push", "--lock-wait", "0.2")
-    assert (done.code, done.json["error"]) == (5, "locked")
+    assert (done.code, done.json["error"]) == (5, "LockedError")
     assert "bob@desk" in done.err
 
 
@@ -91,6 +91,7 @@ def test_a_damaged_export_does_not_run(apply, exported, package, name, how):
     done = apply("push")
     assert (done.code, done.json["ok"], done.json["changed"]) == (1, False, False)
     assert "this export is damaged" in done.err
+    assert (done.json["command"], done.json["error"]) == ("push", "OverlayError")
     assert differences(before, listing(package.parent)) == []
 
 

@@ -93,7 +93,7 @@ def test_a_server_that_does_not_come_up_is_put_back(server, exported):
     """Exit 6, every byte as before, and the old state serves; the advice is for this machine."""
     before = listing(server.install.site)
     done = run(server, exported("crash"), "push", *restart(server, seconds=2))
-    assert (done.code, done.json["error"], done.json["changed"]) == (6, "rolled-back", False), done.err
+    assert (done.code, done.json["error"], done.json["changed"]) == (6, "RolledBackError", False), done.err
     assert differences(code_of(before), code_of(listing(server.install.site))) == []
     assert "speculative_ddtree_overlay_id" not in server.info()
     assert "deploy.toml" not in done.err

@@ -140,3 +140,11 @@ def test_no_advice_of_the_script_is_about_deploy_toml(files, tmp_path):
     steps = [s for text in sources for s in re.findall(r'(?<=")(?:correct|set) [^"]* deploy\.toml[^"]*(?=")', text)]
     assert len(steps) >= 6
     assert [s for s in steps if "deploy.toml" in local(s)] == []
+
+
+def test_a_refusal_has_one_name_over_ssh_and_on_the_machine():
+    """`error` in the JSON of `apply.py` is what the command line says."""
+    named = {kind: error.__name__ for kind, error in protocol._KINDS.items()}
+
+    assert {kind: standalone.NAMES.get(kind, "OverlayError") for kind in named} == named
+    assert {k: e.exit_code for k, e in protocol._KINDS.items() if e.exit_code != 1} == standalone.EXIT_CODES

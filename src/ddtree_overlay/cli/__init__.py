@@ -53,7 +53,8 @@ class Cli(click.Group):
         sys.exit(code)
 
     def _run(self, words: list[str], extra: dict[str, Any]) -> int:
-        screen = Screen(json="--json" in words)
+        verb = next((word for word in words if word in cli.commands), None)
+        screen = Screen(json="--json" in words, command=verb)
         try:
             result = super().main(words, PROGRAM, **extra)
             return result if isinstance(result, int) else 0

@@ -127,6 +127,7 @@ def verb(
                 json=given.pop("as_json"),
                 color=given.pop("color"),
                 verbosity=-1 if given.pop("quiet") else given["verbose"],
+                command=function.__name__,
             )
             del given["verbose"]
             _log_to_stderr(screen.verbosity)
@@ -204,8 +205,7 @@ def _one_by_one(function: Callable[..., int], app: App, fleet: Fleet, **given: A
         own = replace(app, screen=part)
         codes.append(_guarded(part, functools.partial(_on_target, function, own, target, given)))
         values.append({"host": target.name, **part.emitted})
-    command = str(next((v["command"] for v in values if "command" in v), function.__name__))
-    return app.finish(command, {"hosts": values}, [], worst(codes))
+    return app.finish(function.__name__, {"hosts": values}, [], worst(codes))
 
 
 def _report_fault(screen: Screen, e: Exception) -> int:

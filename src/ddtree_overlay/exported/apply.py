@@ -61,8 +61,10 @@ def main() -> int:
         manifest = read_manifest()
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
         what, why, step = f"this export is damaged: {HERE}", str(e), "copy it here again; nothing was changed"
-        told = {"error": "failed", "what": what, "why": why, "next": step}
-        print(json.dumps({"schema": 1, "ok": False, "exit_code": 1, "changed": False, **told}, indent=2))  # noqa: T201
+        command = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+        whole = {"schema": 1, "command": command, "ok": False, "exit_code": 1, "changed": False}
+        told = {"error": "OverlayError", "what": what, "why": why, "next": step}
+        print(json.dumps({**whole, **told}, indent=2))  # noqa: T201
         print(f"error: {what}\n  why:  {why}\n  next: {step}", file=sys.stderr)  # noqa: T201
         return 1
     code: int = load_agent().main(sys.argv[1:], HERE, manifest)

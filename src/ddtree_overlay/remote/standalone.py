@@ -23,11 +23,20 @@ from typing import Any, Callable
 from . import agent, planning, remarks
 from .common import Refusal, inside
 from .options import read_options, trial_of
+from .standing import ANOTHER
 from .telling import open_line
 
 
 #: Exit code of each kind of refusal: those of the command line.
 EXIT_CODES = {"conflict": 4, "locked": 5, "rolled-back": 6, "incomplete": 7, "connection": 8}
+#: What `error` says of each kind: the command line's names.
+NAMES = {
+    "conflict": "ConflictError",
+    "locked": "LockedError",
+    "rolled-back": "RolledBackError",
+    "incomplete": "RollbackIncompleteError",
+    "connection": "ConnectionFailedError",
+}
 FAILED = 1
 SCHEMA = 1
 #: What this script can be asked for; next steps that name another verb are for the command line.
@@ -105,7 +114,7 @@ def main(words: list[str], folder: str, manifest: Value) -> int:
     except Refusal as refusal:
         code = EXIT_CODES.get(refusal.kind, FAILED)
         told = {**refusal.as_dict(), "next": export.local(refusal.next_step)}
-        value = {"changed": refusal.kind == "incomplete", "error": told.pop("kind"), **told}
+        value = {"changed": refusal.kind == "incomplete", "error": NAMES.get(told.pop("kind"), "OverlayError"), **told}
         rows = (("error: ", told["what"]), ("  why:  ", told["why"]), ("  next: ", told["next"]))
         said = "\n".join(f"{head}{text}" for head, text in rows if text)
     whole = {"schema": SCHEMA, "command": options.verb, "ok": code == 0, "exit_code": code, **value}
@@ -218,7 +227,7 @@ def _check(plan: Value, step: str) -> None:
     """Raise what forbids `plan`."""
     if plan["blockers"] and plan["blockers"][0]["kind"] == "conflict":
         first = plan["blockers"][0]
-        raise _refusal({**first, "next": step} if step == _OTHER_BASE and plan["state"] == "upgraded" else first)
+        raise _refusal({**first, "next": _OTHER_BASE} if first["next"] == ANOTHER else first)
     text = planning.conflict_text([(a["path"], a["reason"]) for a in plan["actions"] if a["action"] == "conflict"])
     if text:
         raise Refusal("conflict", text, why="nothing was written", next_step=step)
