@@ -31,13 +31,31 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from overlay_modules import overlay_importable
-from small_models import Drafter, Sizes
+
+def read_options() -> argparse.Namespace:
+    """What was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pair", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=96, help="to decode of each prompt (default %(default)s)")
+    parser.add_argument("--prompts", type=int, default=48, help="at most (default %(default)s)")
+    parser.add_argument("--budgets", default="7,15,64")
+    parser.add_argument("--concurrency", type=int, default=8)
+    parser.add_argument("--shuffle", action="store_true", help="also show the fit an unrelated target first")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here as JSON")
+    return parser.parse_args()
+
+
+#: Read before torch is imported, which takes seconds and may be missing: `--help` does without.
+OPTIONS = read_options() if __name__ == "__main__" else argparse.Namespace()
+
+import torch  # noqa: E402
+
+from overlay_modules import overlay_importable  # noqa: E402
+from small_models import Drafter, Sizes  # noqa: E402
 
 
 GRID = (1.1, 1.2, 1.3, 1.4, 1.5, 1.7, 2.0)
@@ -204,18 +222,8 @@ def judge(decoder: Decoder, budget: int, fit: list[int], held: list[int], *, shu
     return found
 
 
-def main() -> None:
+def main(options: argparse.Namespace) -> None:
     """Record, judge, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pair", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, default=96, help="to decode of each prompt (default %(default)s)")
-    parser.add_argument("--prompts", type=int, default=48, help="at most (default %(default)s)")
-    parser.add_argument("--budgets", default="7,15,64")
-    parser.add_argument("--concurrency", type=int, default=8)
-    parser.add_argument("--shuffle", action="store_true", help="also show the fit an unrelated target first")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, metavar="FILE", help="write the figures here as JSON")
-    options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with overlay_importable():
         decoder = Decoder(record(options.pair, options.tokens, options.prompts), options.concurrency)
@@ -248,4 +256,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(OPTIONS)

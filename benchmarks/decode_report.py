@@ -7,6 +7,7 @@ Details come first and what decides last, so that the end of a long output is wh
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -135,5 +136,7 @@ def table(lines: list[list[str]]) -> str:
 
 
 if __name__ == "__main__":
-    given = json.loads(Path(sys.argv[1]).read_text())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("result", type=Path, metavar="RESULT.json")
+    given = json.loads(parser.parse_args().result.read_text())
     print(report(given | {"figures": decode_figures.figures(given)}))
