@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -37,6 +38,10 @@ STYLES = {
     "dim": "dim",
     "": "",
 }
+
+
+#: Seconds between two lines of progress where there is no terminal.
+_PACE = 5.0
 
 
 class OutputLostError(OverlayError):
@@ -84,11 +89,10 @@ class Screen:
     def progress(self, total: int) -> Iterator[Callable[[str], None]]:
         """Show on stderr how far a command of `total` steps is; call what it gives with the name of the next step.
 
-        A bar on a terminal, one line a step elsewhere, nothing with `-q`.
+        A bar on a terminal, a line every few seconds elsewhere, nothing with `-q`.
         """
         if self.verbosity < 0 or sys.stderr is None or not sys.stderr.isatty():
-            done = itertools.count(1)
-            yield lambda text: self.note(f"{next(done)} of {total}: {text}")
+            yield self._paced(total)
             return
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -101,6 +105,19 @@ class Screen:
             task = bar.add_task("", total=total)
             started = itertools.count()
             yield lambda text: bar.update(task, description=text, completed=next(started))
+
+    def _paced(self, total: int) -> Callable[[str], None]:
+        """Take the names of steps, and note one when `_PACE` seconds have passed since the last note."""
+        done, due = 0, 0.0
+
+        def step(text: str) -> None:
+            nonlocal done, due
+            done += 1
+            if time.monotonic() >= due:
+                due = time.monotonic() + _PACE
+                self.note(f"{done} of {total}: {text}")
+
+        return step
 
     def warn(self, text: str) -> None:
         """Say on stderr what the user should know, also with `-q`."""

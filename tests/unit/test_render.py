@@ -119,6 +119,18 @@ def test_quiet_keeps_warnings_and_errors(capsys):
     assert err == "warning: odd\nerror: broke\n  why:  one\n        two\n  next: do this\n"
 
 
+def test_progress_without_a_terminal_is_a_line_every_few_seconds(monkeypatch, capsys):
+    """A log is not filled by a short run, and a long one is not silent."""
+    now = [100.0]
+    monkeypatch.setattr(render.time, "monotonic", lambda: now[0])
+    with Screen().progress(40) as step:
+        for number in range(1, 41):
+            step(f"step {number}")
+            now[0] += 0.2
+
+    assert capsys.readouterr().err.splitlines() == ["1 of 40: step 1", "26 of 40: step 26"]
+
+
 def test_question_without_a_terminal_is_refused(monkeypatch):
     """Nobody is there to answer, so the answer is not read from whatever stdin holds."""
     monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))

@@ -10,7 +10,7 @@ import pytest
 
 from ddtree_overlay.reports import plain
 from ddtree_overlay.tuning.advice import Advice, advise
-from ddtree_overlay.tuning.cells import Reply, Sample, cells, difference, quantile
+from ddtree_overlay.tuning.cells import Reply, Sample, against_chain, cells, difference, quantile
 from ddtree_overlay.tuning.lines import advice_lines, table_lines
 from ddtree_overlay.tuning.plan import Run, Settings, dropped, pick, plan_runs
 from ddtree_overlay.tuning.served import Arm, Served
@@ -251,4 +251,17 @@ def test_the_table_marks_the_best_arm_and_lines_its_columns_up():
         "  at a time  arm    tokens/s  [min, max]      accept  p50 s  p95 s  against chain",
         "          1  chain     666.1  [666.1, 666.1]    2.50    0.5      4",
         "             8 *       812.3  [812.3, 812.3]    2.50    0.5      4  +22 % [+22, +22]",
+        "  * the highest median; against chain compares round by round, so that another arm may gain more there",
     ]
+    alone = [plain(line) for line in table_lines(cells(samples({1: {"64": [666.1] * 3, "8": [812.3] * 3}})))]
+    assert alone[-1] == "  * the highest median"
+
+
+def test_the_marked_arm_may_gain_less_over_the_chain_than_its_neighbour():
+    """The legend is true: medians and paired rounds disagree where a whole round was slow."""
+    found = cells(samples({1: {"chain": [100, 50, 200], "8": [110, 55, 150], "64": [112, 40, 210]}}))
+    marked = max(found, key=lambda cell: cell.tokens_per_s.median)
+    gains = {cell.arm: gain.ratio.median for cell in found if (gain := against_chain(cell, found))}
+
+    assert marked.arm == "64"
+    assert gains == pytest.approx({"8": 1.1, "64": 1.05})

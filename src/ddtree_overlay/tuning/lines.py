@@ -15,6 +15,9 @@ from ddtree_overlay.tuning.served import AUTO, Served
 #: An arm whose steps were drafted otherwise more often than this is not what its name says.
 ASKED = 0.9
 _STYLES = {"faster": "ok", "slower": "bad"}
+_BEST = " *"
+#: The median of ratios is not the ratio of medians.
+_PAIRED = "; against chain compares round by round, so that another arm may gain more there"
 _HEAD = ("at a time", "arm", "tokens/s", "[min, max]", "accept", "p50 s", "p95 s", "against chain")
 
 
@@ -41,7 +44,7 @@ def table_lines(found: Sequence[Cell]) -> list[Line]:
         best = max(part, key=lambda cell: cell.tokens_per_s.median)
         for cell in part:
             against = against_chain(cell, part)
-            mark = " *" if cell is best and len(part) > 1 else ""
+            mark = _BEST if cell is best and len(part) > 1 else ""
             words = _words(cell, against, first=cell is part[0], mark=mark)
             rows.append((words, _STYLES.get(against.verdict, "") if against else ""))
     widths = [max(len(words[i]) for words, _ in rows) for i in range(len(_HEAD))]
@@ -55,6 +58,9 @@ def table_lines(found: Sequence[Cell]) -> list[Line]:
         lines.append(
             row((f"  {text}", "head" if style == "head" else ""), (f"  {words[-1]}" if words[-1] else "", style))
         )
+    if any(words[1].endswith(_BEST) for words, _ in rows):
+        paired = _PAIRED if any(words[-1] for words, _ in rows[1:]) else ""
+        lines.append(row((f"  * the highest median{paired}", "dim")))
     return lines
 
 
