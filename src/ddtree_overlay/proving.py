@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from ddtree_overlay import answers, deploy
 from ddtree_overlay.config import Host
-from ddtree_overlay.errors import ConfigError, UsageError
+from ddtree_overlay.errors import ConfigError, OverlayError, UsageError
 from ddtree_overlay.hosts.transport import TOTAL_SECONDS, Transport
 from ddtree_overlay.plans import Deployment, PushPlan, RollbackPlan, RollbackResult
 
@@ -206,7 +206,12 @@ def confirm(transport: Transport, *, operator: str, note: str = "", lock_wait: f
     health = transport.host.health
     trial = {"url": health.url, "api_key_file": health.api_key_file} if health else None
     args = {"trial": trial, "operator": operator, "note": note or "confirmed by hand", "lock_wait": lock_wait}
-    result = transport.call("confirm", args).result
+    try:
+        result = transport.call("confirm", args).result
+    except OverlayError as e:
+        # The agent does not know what its host is called on this machine.
+        e.what = e.what if transport.name in e.what else f"{transport.name}: {e.what}"
+        raise
     found = next(d for d in deploy.history(transport) if d.id == result["id"])
     return Confirmed(found, result["before"] == "good", result["said"], result["checked"])
 

@@ -61,7 +61,7 @@ def test_rollback_skips_deployments_that_are_bad(host: Host, server: Server):
 def test_confirm_takes_the_operators_word_unless_the_server_denies_it(host: Host, server: Server):
     """For a restart by other means; what the live server contradicts is not confirmed."""
     with open_transport(host) as transport:
-        with pytest.raises(OverlayError, match="no overlay is deployed"):
+        with pytest.raises(OverlayError, match="gpu: no overlay is deployed here"):
             proving.confirm(transport, operator="carol")
         bundle, files = server.overlay()
         done = deploy.push(transport, deploy.plan_push(transport, bundle, files), files, operator="alice")

@@ -46,6 +46,8 @@ def test_a_rollback_whose_server_does_not_come_up_is_incomplete(host: Host, serv
 
     assert error.exit_code == 7
     assert "its files were put back, but the server does not come up with d-0001" in error.what
+    parts = error.why.split("; ")
+    assert len(set(parts)) == len(parts) and parts[-1].startswith(("d-0001: after waiting", "the restart said")), parts
     assert differences(before, tree(server)) == []
     assert states(host) == [("d-0001", "good", True, False), ("d-0002", "bad", False, True)]
     (server.folder / "broken").unlink()

@@ -199,11 +199,13 @@ def _go_back(case: Case, record: Record, proof: Proof, output: list[str], before
             why="; ".join(filter(None, [_because(proof, output), f"{to} is back in place: {after.why}"])),
             next_step=_after_rollback(case, proof),
         )
+    reasons = _because(after, more)
+    with_old = f"{to}: {reasons}" if reasons else ""
     late = "" if before.heard.told else " (no server answered before the push either)"
     raise Refusal(
         "incomplete",
         f"{name} failed, its files were put back, but the server does not come up with {to}{late}: {after.why}",
-        why="; ".join(filter(None, [f"{name}: {proof.why}", _because(proof, output), _because(after, more)])),
+        why="; ".join(filter(None, [f"{name}: {proof.why}", _because(proof, output), with_old])),
         next_step=_by_hand(case, target),
     )
 
