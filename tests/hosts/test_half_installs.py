@@ -66,7 +66,7 @@ def test_pip_is_killed_in_the_middle(case: Case, tmp_path: Path):
     assert found.state == "half-installed"
     assert "its metadata is gone" in found.reason
     assert "pip has left the old files in ~glang-0.5.11.dist-info" in found.reason
-    assert "-m pip uninstall -y sglang; " in found.next_step
+    assert "-m pip uninstall -y sglang; " in found.next_step and found.next_step == found.remedy
     for version in (OLD, NEW):
         error = refused("SGLang is not whole on this host", case.plan(version).check)
         assert isinstance(error, ConflictError)
@@ -79,9 +79,11 @@ def test_pip_is_killed_in_the_middle(case: Case, tmp_path: Path):
 
     case.pip("uninstall", "-y", "sglang")
     case.pip("install", "--no-deps", "--ignore-installed", case.wheels[NEW])
-    assert case.status().state == "upgraded"
+    assert (case.status().state, case.status().remedy) == ("upgraded", "")
     case.push(NEW)
-    assert case.status().state == "applied"
+    assert (case.status().state, case.status().remedy) == ("applied", "")
+    deploy.rollback(case.transport, purge=True)
+    assert (case.status().state, case.status().remedy) == ("pristine", ""), "a healthy server is not to be reinstalled"
 
 
 def test_linked_folders_are_looked_into_once(case: Case):

@@ -108,7 +108,7 @@ def _standing(site: Site) -> dict[str, Any]:
     except Refusal as refusal:
         return {"state": "damaged", "reason": refusal.what, "fault": "", "remedy": ""}
     fault = found.installed.fault
-    step = remedy(site, found.record["version"] if found.record else None)
+    step = remedy(site, found.record["version"] if found.record else None) if fault else ""
     return {"state": found.state, "reason": found.reason, "fault": fault, "remedy": step}
 
 

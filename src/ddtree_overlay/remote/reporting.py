@@ -34,7 +34,9 @@ def status(args: dict[str, Any], _: bytes) -> Answer:
     found = _seen(site, store)
     record = found.record
     result = {**describe(site, args), "state": found.state, "reason": found.reason, "files": found.files}
-    result.update(unfinished=unfinished(store), remedy=remedy(site, record["version"] if record else None))
+    # Whoever follows a remedy would otherwise install a healthy SGLang again.
+    step = remedy(site, record["version"] if record else None) if found.state == "half-installed" else ""
+    result.update(unfinished=unfinished(store), remedy=step)
     result["deployment"] = _summaries(store).get(record["id"]) if record else None
     result["processes"] = [{**p, "stale": s} for p, s in _aged(store, found.installed.since)]
     result["container"] = container(site.root)
