@@ -110,6 +110,7 @@ def status_of(transport: Transport, result: Mapping[str, Any]) -> Status:
         warnings=tuple(remarks.on_host(result, fate(transport.target))),
         remedy=result["remedy"].replace("{target}", transport.target),
         supported=is_supported(version),
+        restartable=transport.host.restartable,
     )
 
 

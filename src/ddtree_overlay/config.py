@@ -67,6 +67,11 @@ class Host:
     health: Health | None = None
     root: str | None = None
 
+    @property
+    def restartable(self) -> bool:
+        """Whether `--restart` can be asked for: it is known how the server is restarted, and where it answers."""
+        return not self.root and bool(self.restart or self.restart_unit) and self.health is not None
+
 
 @dataclass(frozen=True, slots=True)
 class Deploy:

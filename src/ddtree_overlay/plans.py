@@ -225,10 +225,12 @@ class Status(_Data):
     unfinished: str
     ephemeral: bool
     warnings: tuple[str, ...]
-    #: What makes a half-installed package whole again.
+    #: What makes a half-installed package whole again; empty in every other state.
     remedy: str = ""
     #: Whether the overlay supports the SGLang that is there now.
     supported: bool = True
+    #: Whether `--restart` can be asked for, as `Host.restartable`.
+    restartable: bool = True
 
     @property
     def leftovers(self) -> tuple[str, ...]:
@@ -242,17 +244,16 @@ class Status(_Data):
             return self.remedy
         if self.unfinished:
             return ""  # the reason says that the next push or rollback puts it right, or who is at work
-        # A package folder without a host has nothing that could be restarted.
-        restart = "" if self.target.startswith("--root") else "push {t} --restart\nddtree-overlay "
+        restart = "push {t} --restart\nddtree-overlay " if self.restartable else ""
         verb = {
-            "partial": "push {t} puts them in place, ddtree-overlay rollback {t} --to base takes the rest away",
+            "partial": "push {t}  # puts them in place\nddtree-overlay rollback {t} --to base  # takes the rest away",
             "drifted": "diff {t}  # shows the change and how to take it back",
             "upgraded": _AFTER_UPGRADE if self.supported else _AFTER_WRONG_UPGRADE,
             "orphaned": "rollback {t} --purge  # or install SGLang again, and push",
             "unrecorded": "rollback {t}",
             "applied": {
                 "pending": f"{restart}confirm {{t}}  # once it was restarted by other means",
-                "bad": "rollback {t} --restart",
+                "bad": "rollback {t} --restart" if self.restartable else "rollback {t}  # then restart the server",
             }.get(self.deployment.state if self.deployment else ""),
         }.get(self.state)
         return f"ddtree-overlay {verb}".replace("{t}", self.target) if verb else ""

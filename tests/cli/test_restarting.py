@@ -192,3 +192,20 @@ def test_each_next_line_of_status_is_a_command(run: Run, server: Server):
         "ddtree-overlay confirm --host gpu  # once it was restarted by other means",
     ]
     assert folder == [f"ddtree-overlay confirm --root {place}  # once it was restarted by other means"]
+
+
+@pytest.mark.parametrize("missing", ["restart", "health"])
+def test_a_host_that_cannot_be_restarted_from_here_is_not_told_to(run: Run, server: Server, workspace: Path, missing):
+    """`push --restart` would be refused: what is left is the operator's own restart."""
+    configure(workspace, server)
+    build(workspace, server)
+    path = workspace / "deploy.toml"
+    whole = path.read_text()
+    cut = [line for line in whole.splitlines() if not line.startswith("restart")]
+    path.write_text("\n".join(cut) if missing == "restart" else whole.partition("[hosts.gpu.health]")[0])
+    assert run("push", "--host", "gpu", "--yes").code == 0
+
+    found = run("status", "--host", "gpu", "--json").json
+
+    assert found["next"] == "ddtree-overlay confirm --host gpu  # once it was restarted by other means"
+    assert run("push", "--host", "gpu", "--restart", "--yes").code == 2

@@ -183,7 +183,7 @@ def test_status_names_the_files_that_are_not_as_they_should_be():
     [
         ("pristine", ""),
         ("applied", ""),
-        ("partial", "ddtree-overlay push --host ct200 puts them in place"),
+        ("partial", "ddtree-overlay push --host ct200  # puts them in place"),
         (
             "upgraded",
             "ddtree-overlay snapshot --host ct200 && ddtree-overlay patch --host ct200 && ddtree-overlay push",

@@ -41,7 +41,7 @@ class LocalTransport(AgentTransport):
                 start_new_session=True,
             )
         except OSError as e:
-            raise cannot_start(self._command(), self.name, e.strerror or str(e)) from e
+            raise cannot_start(self._command(), self.name, self.target, e.strerror or str(e)) from e
         try:
             return self._exchange(child, sentinel, request, timeout, total=total, watch=watch)
         except _StalledError as e:

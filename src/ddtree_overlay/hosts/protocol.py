@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import resources
@@ -162,8 +163,14 @@ def refusal(error: Mapping[str, str], target: str) -> errors.OverlayError:
     """The error class and texts of one refusal of the agent; the traceback of a fault goes to the log (`-vv`)."""
     if "trace" in error:
         logging.getLogger(__name__).debug("%s", error["trace"])
-    step = error["next"].replace("{target}", target)
+    step = _as_given(error["next"].replace("{target}", target), target)
     return _KINDS.get(error["kind"], errors.OverlayError)(error["what"], why=error["why"], next_step=step)
+
+
+def _as_given(step: str, target: str) -> str:
+    """A step that asks for another interpreter, for a `target` whose interpreter is not that of deploy.toml."""
+    given = {"--python", "--root"}.intersection(shlex.split(target))
+    return step.replace("set `python` in deploy.toml to", "name with --python") if given else step
 
 
 #: What becomes of a change whose answer never came.
@@ -184,7 +191,7 @@ def missing_answer(
     if _SUDO_REFUSED.search(output.stderr):
         return _sudo_refused(command, name, said)
     if output.code in (126, 127):
-        return cannot_start(command, name, said)
+        return cannot_start(command, name, target, said)
     if output.code is None or output.code < 0:
         return errors.ConnectionFailedError(
             f"no answer from {name}: terminated by a signal or the connection was lost",
@@ -198,7 +205,7 @@ def _not_python(output: Output, command: str, name: str, target: str, said: str)
     if b"ddtree: Python " in output.stderr:
         why = said.rpartition("ddtree: ")[2]
         what = f"{command} on {name} is too old: Python 3.9 or newer is needed"
-        return errors.OverlayError(what, why=why, next_step=_SET_PYTHON)
+        return errors.OverlayError(what, why=why, next_step=_as_given(_SET_PYTHON, target))
     if b"int() with base 10: b''" in output.stderr:
         return errors.OverlayError(
             f"{command} on {name} does not pass its standard input on",
@@ -212,12 +219,13 @@ def _not_python(output: Output, command: str, name: str, target: str, said: str)
         )
     why = f"exit status {output.code}, no answer; it said: {said or 'nothing'}"
     what = f"{command} on {name} does not behave like a Python interpreter"
-    return errors.OverlayError(what, why=why, next_step=_SET_PYTHON)
+    return errors.OverlayError(what, why=why, next_step=_as_given(_SET_PYTHON, target))
 
 
-def cannot_start(command: str, name: str, why: str) -> errors.OverlayError:
+def cannot_start(command: str, name: str, target: str, why: str) -> errors.OverlayError:
     """The error of an interpreter, or of the `exec_prefix` before it, that is not there or may not be run."""
-    return errors.OverlayError(f"the interpreter {command} cannot be started on {name}", why=why, next_step=_SET_PYTHON)
+    what = f"the interpreter {command} cannot be started on {name}"
+    return errors.OverlayError(what, why=why, next_step=_as_given(_SET_PYTHON, target))
 
 
 def _sudo_refused(command: str, name: str, said: str) -> errors.OverlayError:
