@@ -33,7 +33,7 @@ class AlreadyPatchedError(ConflictError):
         super().__init__(
             f"{path} is already patched; the base is needed",
             why=why,
-            next_step="ddtree-overlay rollback {target} --to base, then ddtree-overlay snapshot {target}",
+            next_step="ddtree-overlay rollback {target} --to base && ddtree-overlay snapshot {target}",
         )
         self.path = path
 
@@ -131,7 +131,7 @@ def build_release(row: Release, base: Mapping[str, bytes], added: Mapping[str, b
             raise OverlayError(
                 f"{edit.path} is missing from the snapshot",
                 why=f"SGLang {row.version} has this file, and the overlay edits it",
-                next_step="take the snapshot again: ddtree-overlay snapshot {target}",
+                next_step="ddtree-overlay snapshot {target}  # takes it again",
             )
         _refuse_edited(edit, before)
         after = edit.apply(before)
@@ -174,7 +174,7 @@ def unpatch(patched: bytes, path: str, version: str | None = None) -> bytes:
     edits = list(dict.fromkeys(edit for row in rows for edit in row.edits if edit.path == path))
     if not edits:
         raise OverlayError(
-            f"{path} is not edited by the overlay", next_step="list what is: ddtree-overlay diff {target}"
+            f"{path} is not edited by the overlay", next_step="ddtree-overlay diff {target}  # lists what is"
         )
     failures: list[AnchorError] = []
     for edit in edits:

@@ -252,7 +252,7 @@ def release(version: str) -> Release:
         if row.version == version:
             return row
     refusal = unsupported(version)
-    refusal.next_step += "\nor see what would fit: ddtree-overlay verify {target} --try"
+    refusal.next_step += "\nddtree-overlay verify {target} --try  # shows what would fit"
     raise refusal
 
 

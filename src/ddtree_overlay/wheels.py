@@ -9,6 +9,7 @@ import csv
 import hashlib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -46,11 +47,15 @@ def wheel_of(version: str, cache: Path) -> Path:
             raise OverlayError(
                 f"pip cannot get sglang {version}",
                 why=re.sub(r" \(from versions: [^)]*\)", "", " / ".join(said)),
-                next_step=f"{sys.executable} -m pip download --no-deps sglang=={version}, to see what pip needs",
+                next_step=f"{_by_hand(version)}  # shows what pip needs",
             )
         target = folder / wheels[0].name
         os.replace(wheels[0], target)
     return target
+
+
+def _by_hand(version: str) -> str:
+    return f"{shlex.quote(sys.executable)} -m pip download --no-deps sglang=={version}"
 
 
 def _pip_download(version: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -65,7 +70,7 @@ def _pip_download(version: str, folder: Path) -> subprocess.CompletedProcess[str
     except subprocess.TimeoutExpired as e:
         raise OverlayError(
             f"pip did not get sglang {version} in {DOWNLOAD_SECONDS} s",
-            next_step=f"{sys.executable} -m pip download --no-deps sglang=={version}, to see where it stalls",
+            next_step=f"{_by_hand(version)}  # shows where it stalls",
         ) from e
 
 
@@ -85,7 +90,7 @@ def check_release(folder: Path, files: Mapping[str, bytes]) -> None:
             raise ConflictError(
                 f"{folder / 'sglang' / path} is not what was published",
                 why="the unpacked wheel was changed",
-                next_step=f"rm -r {folder} and run the command again",
+                next_step=f"rm -r {shlex.quote(str(folder))}  # and run the command again",
             )
 
 
@@ -109,7 +114,9 @@ def fetch_release(version: str, cache: Path) -> Path:
             os.rename(temp, folder)
     except (zipfile.BadZipFile, OSError) as e:
         raise OverlayError(
-            f"the wheel {wheel} cannot be unpacked", why=str(e), next_step=f"rm {wheel} and run the command again"
+            f"the wheel {wheel} cannot be unpacked",
+            why=str(e),
+            next_step=f"rm {shlex.quote(str(wheel))}  # and run the command again",
         ) from e
     finally:
         shutil.rmtree(temp, ignore_errors=True)

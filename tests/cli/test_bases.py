@@ -90,7 +90,7 @@ def test_snapshot_of_a_patched_install_is_refused_and_the_base_is_kept(run, patc
     assert run("push", "--root", root, "--yes").code == 0
     before = listing(workspace)
 
-    again = f"ddtree-overlay patch --root {root} builds on the kept snapshot"
+    again = f"ddtree-overlay patch --root {root}  # builds on the kept snapshot"
     undo = f"ddtree-overlay rollback --root {root} --to base"
     refused(run("snapshot", "--root", root), 4, "carries an overlay (d-0001)", "the base snapshot of ", again, undo)
     assert not differences(before, listing(workspace))

@@ -86,6 +86,26 @@ def test_bad_arguments_are_refused(run, words, text):
     assert done.json["command"] == next((word for word in words if word in cli.commands), None)
 
 
+def test_a_missing_option_is_named_in_one_line(run):
+    """click writes each choice on a line of its own, behind a tab."""
+    refused(run("export", "--release", "0.5.11", "--out", "x"), 2, "Missing option '--format'. Choose from: dir, tar")
+    refused(run("export", "--release", "0.5.11", "--out", "x"), 2, "next: ddtree-overlay export --help\n")
+
+
+@pytest.mark.parametrize("flags", [(), ("--python", "/nope")], ids=["file", "flag"])
+def test_the_interpreter_is_to_be_named_where_it_was(run, workspace, flags):
+    """A flag goes before deploy.toml, which then is not the place to correct it."""
+    (workspace / "deploy.toml").write_text('[hosts.near]\ntransport = "local"\npython = "/no/such"\n')
+    step = "next: name with --python the interpreter" if flags else "next: set `python` in deploy.toml to the interp"
+    refused(run("status", "--host", "near", *flags), 1, step)
+
+
+def test_a_folder_names_its_interpreter_by_the_flag(run, site):
+    """No table of deploy.toml belongs to it."""
+    where = ("--root", str(site / "sglang"), "--python", "/nope")
+    refused(run("status", *where), 1, "next: name with --python the interpreter")
+
+
 @pytest.mark.parametrize("error", CLASSES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("flags", [(), ("--json",), ("--quiet",)], ids=["plain", "json", "quiet"])
 def test_every_error_class_decides_the_exit_code(monkeypatch, error, flags, workspace):
@@ -153,7 +173,7 @@ def test_verify_without_a_bundle_names_patch(run, site):
     root = str(site / "sglang")
     assert run("snapshot", "--root", root).code == 0
 
-    refused(run("verify", "--root", root), 1, f"next: run ddtree-overlay patch --root {root} first")
+    refused(run("verify", "--root", root), 1, f"next: ddtree-overlay patch --root {root}\n")
 
 
 def test_push_without_a_terminal_is_refused(run, patched_root, site):

@@ -96,3 +96,29 @@ def test_no_message_is_printed_with_a_placeholder():
                     loose += [f"{path.name}:{node.lineno}: {text}" for text in sorted(held)]
 
     assert loose == []
+
+
+def test_a_next_step_that_begins_with_a_command_goes_on_behind_a_sign():
+    """Prose that is not behind `#` or `;` would be arguments of the command, or another command."""
+    prose = re.compile(r", (?:then|or|when|and)\b| first\b| alone\b| and (?:run|commit)\b| puts | takes | to see ")
+    loose = []
+    for path in sorted((PROJECT / "src").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "next_step":
+                text = re.sub(r"""^f?['"]|['"]$""", "", ast.unparse(node.value))
+                command = re.split(r"  #|;|\\n", text)[0]
+                if re.match(r"(?:run )?(?:ddtree-overlay |rm |\{target\.command|\{shlex)", command) and (
+                    command.startswith("run ") or prose.search(command)
+                ):
+                    loose.append(f"{path.name}:{node.value.lineno}: {text}")
+
+    assert loose == []
+
+
+@pytest.mark.parametrize("script", ["setup", "engine_env"])
+def test_pip_shows_its_errors_and_keeps_its_warnings_to_itself(script):
+    """They would stand before the first line of what was asked for: twice quiet, and not three times."""
+    text = (PROJECT / "scripts" / script).read_text("utf-8")
+    calls = re.findall(r"^.*pip.* install (.*)$", text, re.MULTILINE)
+
+    assert calls and [c for c in calls if not c.startswith("-qq ")] == []

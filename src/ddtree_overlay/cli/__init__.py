@@ -84,7 +84,10 @@ def _refused(e: click.ClickException, words: list[str]) -> UsageError:
         verb = next((word for word in words if word in cli.commands), "VERB")
         if any(option in p.opts for known in cli.commands.values() for p in known.params):
             return UsageError(f"{option} stands before the verb", next_step=f"{PROGRAM} {verb} {option} …")
-    return UsageError(e.format_message().rstrip("."), next_step=f"see {command} --help")
+    text = e.format_message().rstrip(".")
+    if isinstance(e, click.MissingParameter):  # click puts each choice on a line of its own, behind a tab
+        text = " ".join(text.split())
+    return UsageError(text, next_step=f"{command} --help")
 
 
 def _open_missing_streams() -> None:

@@ -54,7 +54,7 @@ def patch(app: App, target: Target, *, check: bool, attempt: bool) -> int:
             raise DifferencesError(
                 f"{shown} is not what the edits give",
                 why="\n".join(stale),
-                next_step=f"run {target.command('patch')} and commit the result",
+                next_step=f"{target.command('patch')}  # and commit the result",
             )
         fresh = {"release": manifest.release, "overlay_id": patched.bundle.overlay_id}
         return app.finish("patch", fresh, [row((f"{shown} is up to date", "ok"))])
@@ -180,7 +180,5 @@ def bundle_of(app: App, target: Target, manifest: Manifest) -> Patched:
     digests = {entry.path: entry.sha256 for entry in manifest.files}
     stored = app.workspace.bundle_for(digests)
     if stored is None:
-        raise OverlayError(
-            f"the snapshot of {target.name} was not patched yet", next_step=f"run {target.command('patch')} first"
-        )
+        raise OverlayError(f"the snapshot of {target.name} was not patched yet", next_step=target.command("patch"))
     return Patched(stored.bundle, stored.files())

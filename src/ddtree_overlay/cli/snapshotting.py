@@ -112,7 +112,7 @@ def _no_base(
         folder = app.workspace.snapshot_folder(base.name)
         taken = moment((folder / MANIFEST_NAME).stat().st_mtime)
         kept = f"the base snapshot of {taken} in {folder.relative_to(app.workspace.root)} is kept"
-        step = f"{target.command('patch')} builds on the kept snapshot; for a new one, first "
+        step = f"{target.command('patch')}  # builds on the kept snapshot; for a new one, first:\n"
     undo = f"{target.command('rollback')} --to base"
     if live.state in {"pristine", "upgraded"}:
         undo = f"reinstall SGLang on the host: pip install --force-reinstall --no-deps sglang=={live.version}"

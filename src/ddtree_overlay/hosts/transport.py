@@ -132,7 +132,7 @@ class AgentTransport:
         return ConnectionFailedError(
             f"{self.name}: no sign of life for {timeout:.0f} s",
             why="the network, the host or the agent has stalled" + (f"; {protocol.FATE}" if changes else ""),
-            next_step=f"ddtree-overlay status {self.target}, or raise `timeout` in deploy.toml",
+            next_step=f"ddtree-overlay status {self.target}  # or raise `timeout` in deploy.toml",
         )
 
     def close(self) -> None:

@@ -146,7 +146,7 @@ def check_plan(actions: list[planning.Action], expect: list[list[Any]]) -> None:
             "conflict",
             f"the plan is stale: {stale[0]}{more} changed on the host since it was made",
             why="nothing was written",
-            next_step="ddtree-overlay diff {target}, then plan again",
+            next_step="ddtree-overlay diff {target}  # then plan again",
         )
 
 

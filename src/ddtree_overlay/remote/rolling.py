@@ -251,7 +251,7 @@ def _purge(site: Site, store: Store) -> None:
             "failed",
             f"no overlay is left, but its backups and history in {store.folder} could not be removed",
             why=f"{e.filename or store.folder}: {e.strerror or e}",
-            next_step="ddtree-overlay rollback {target} --purge, when that is mended",
+            next_step="ddtree-overlay rollback {target} --purge  # when that is mended",
         ) from e
 
 

@@ -85,7 +85,7 @@ def _refuse_inexact(site: Site, store: Store, record: Record | None) -> None:
         "conflict",
         f"this host is not as {record['id']} left it: {what}",
         why="if another host failed, this one could not be put back to exactly what it is now",
-        next_step=f"ddtree-overlay push {{target}} alone, or ddtree-overlay rollback {{target}}{purge} first",
+        next_step=f"ddtree-overlay push {{target}}  # alone; or first: ddtree-overlay rollback {{target}}{purge}",
     )
 
 

@@ -112,7 +112,7 @@ def _contradiction(trial: Record | None, record: Record) -> tuple[str, bool]:
             "failed",
             f"{record['id']} was not confirmed: the live server runs {heard.named()}",
             why=f"{record['id']} is overlay {record['overlay_id']}; nothing was changed",
-            next_step="restart the server, then confirm; or let push do both: ddtree-overlay push {target} --restart",
+            next_step="ddtree-overlay confirm {target}  # once the server was restarted; push --restart does both",
         )
     return heard.text, heard.told
 

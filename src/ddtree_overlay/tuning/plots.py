@@ -6,6 +6,7 @@ from __future__ import annotations
 import errno
 import importlib.util
 import os
+import shlex
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,9 @@ def check(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"--plot {path}: a plot is {' or '.join(FORMATS)}", next_step=f"name {path}.png, for example")
     if not path.absolute().parent.is_dir():
-        raise UsageError(f"--plot {path}: there is no such folder", next_step=f"mkdir -p {path.absolute().parent}")
+        raise UsageError(
+            f"--plot {path}: there is no such folder", next_step=f"mkdir -p {shlex.quote(str(path.absolute().parent))}"
+        )
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))

@@ -109,7 +109,7 @@ def read_server(info: Mapping[str, Any], url: str) -> Served:
         raise OverlayError(
             f"the server at {url} reports DDTREE, but {missing}",
             why="this DDTREE does not come from this overlay, so that nothing is known of its requests",
-            next_step="ddtree-overlay push --host NAME --restart, then run it again",
+            next_step="ddtree-overlay push --host NAME --restart  # then run it again",
         )
     block_size = number(info.get("speculative_dflash_block_size")) or 0
     budgets = _numbers(info.get("speculative_ddtree_budgets"))
