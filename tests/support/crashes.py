@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
+from ddtree_overlay.config import Host
 from ddtree_overlay.hosts import protocol
 from ddtree_overlay.remote import agent
 
@@ -43,6 +44,7 @@ class Direct:
         self.name = name
         self.target = f"--root {root}"
         self.warnings: list[str] = []
+        self.host = Host(name=name, address=name, root=root)
         #: The last call that changes files: operation, arguments, payload.
         self.last: tuple[str, dict[str, Any], bytes] = ("", {}, b"")
 
