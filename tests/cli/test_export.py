@@ -128,7 +128,7 @@ def test_a_snapshot_without_a_bundle_is_refused_with_the_next_command(run, works
     shutil.rmtree(workspace / "build")
     done = run("export", *ready, "--format", "dir", "--out", "x")
     assert done.code == 1
-    assert f"run ddtree-overlay patch --root {ready[1]}" in done.err
+    assert f"next: ddtree-overlay patch --root {ready[1]}" in done.err
 
 
 def test_a_missing_parent_folder_is_refused(run, ready):
