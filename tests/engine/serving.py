@@ -25,6 +25,14 @@ from tests.engine import harness, warm
 START_SECONDS = 240
 
 
+def text_arguments(algorithm: str | None, folder: Path, **extra: Any) -> dict[str, Any]:
+    """Arguments of a server that takes text; its target is made in `folder`, unless it is there."""
+    target = folder / "target"
+    if not target.exists():
+        harness.text_target(target)
+    return harness.engine_args(algorithm, model_path=str(target), skip_tokenizer_init=False, **extra)
+
+
 @dataclass
 class Serving:
     """A running server; a context manager that ends it with every process that it started."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.serving import Serving
+from tests.engine.serving import Serving, text_arguments
 
 
 BUDGETS = (2, 7, 24)
@@ -26,10 +26,9 @@ def serving(
 ) -> Iterator[tuple[Serving, Path]]:
     """A server of each of these releases, after enough steps for several plans."""
     folder = tmp_path_factory.mktemp("metrics")
-    arguments = harness.engine_args(
+    arguments = text_arguments(
         "DDTREE",
-        model_path=str(harness.text_target(folder / "target")),
-        skip_tokenizer_init=False,
+        folder,
         speculative_ddtree_budget="auto",
         speculative_ddtree_budgets=",".join(map(str, BUDGETS)),
         disable_overlap_schedule=request.param == harness.RELEASE,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.serving import Serving
+from tests.engine.serving import Serving, text_arguments
 from tests.support.commands import Ran, clean_environ
 from tests.support.sshd import SshServer
 from tests.support.sshd_binary import SshdUnavailable
@@ -24,14 +24,6 @@ SHORT = ("--rounds", "2", "--requests", "2", "--concurrency", "1,2", "--max-new-
 BUDGETS = [4, 7, 16]
 
 
-def words(algorithm: str | None, folder: Path, **extra: Any) -> dict[str, Any]:
-    """Arguments of a server that takes text."""
-    target = folder / "target"
-    if not target.exists():
-        harness.text_target(target)
-    return harness.engine_args(algorithm, model_path=str(target), skip_tokenizer_init=False, **extra)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("tune")
@@ -40,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def serving(sites: Any, folder: Path) -> Iterator[Serving]:
     """A server of the second worker with overlap scheduling, several budgets, `auto` and an API key."""
-    arguments = words(
+    arguments = text_arguments(
         "DDTREE",
         folder,
         speculative_ddtree_budget="auto",
@@ -110,7 +102,7 @@ def test_a_prompt_that_the_server_cannot_take_is_named_before_anything_is_measur
 
 def test_a_real_server_that_dies_leaves_what_was_measured(sites: Any, folder: Path):
     """The first worker with one budget: measured without an override, killed while requests are in flight."""
-    arguments = words("DDTREE", folder, speculative_ddtree_budget=16)
+    arguments = text_arguments("DDTREE", folder, speculative_ddtree_budget=16)
     with Serving.start(sites[harness.RELEASE], arguments, folder / "first") as server:
         server.wait()
         process = subprocess.Popen(
@@ -138,7 +130,7 @@ def test_a_real_server_that_dies_leaves_what_was_measured(sites: Any, folder: Pa
 @pytest.mark.parametrize(("algorithm", "says"), [("DFLASH", "but DFLASH"), (None, "but no speculative decoding")])
 def test_a_real_server_without_ddtree_is_refused(sites: Any, folder: Path, algorithm: str | None, says: str):
     """Patched, but started with another algorithm: what it takes is named."""
-    arguments = words(algorithm, folder)
+    arguments = text_arguments(algorithm, folder)
     with Serving.start(sites[harness.RELEASE], arguments, folder / f"other-{algorithm}") as server:
         server.wait()
         done = tune(folder, "--url", server.url, *SHORT)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.engine import harness
-from tests.engine.serving import Serving
+from tests.engine.serving import Serving, text_arguments
 
 
 #: The last hands an update on in another way than those before it.
@@ -24,10 +24,9 @@ def serving(
 ) -> Iterator[tuple[Serving, Path]]:
     """A server, and the folder of its target."""
     folder = tmp_path_factory.mktemp("weights")
-    arguments = harness.engine_args(
+    arguments = text_arguments(
         "DDTREE",
-        model_path=str(harness.text_target(folder / "target")),
-        skip_tokenizer_init=False,
+        folder,
         speculative_ddtree_budget=16,
         disable_overlap_schedule=request.param == harness.RELEASE,
     )
