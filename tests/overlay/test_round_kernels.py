@@ -17,7 +17,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import kernel_checks
-import kernels
+import kernel_times
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_what_has_a_bound_is_timed_first_and_every_figure_is_written(
 
         return time_one
 
-    monkeypatch.setattr(kernels, "time_round", timed("round", "budget"))
-    monkeypatch.setattr(kernels, "time_head", timed("head", "k"))
-    monkeypatch.setattr(kernels, "name_of_machine", lambda: "here")
-    rounds, heads = kernels.time_all((1, 32), (16, 64), out)
+    monkeypatch.setattr(kernel_times, "time_round", timed("round", "budget"))
+    monkeypatch.setattr(kernel_times, "time_head", timed("head", "k"))
+    monkeypatch.setattr(kernel_times, "name_of_machine", lambda: "here")
+    rounds, heads = kernel_times.time_all((1, 32), (16, 64), out)
     assert order[:4] == [("round", 1, 64), ("round", 32, 64), ("head", 1, 64), ("head", 32, 64)]
     assert [line["budget"] for line in rounds] == [line["k"] for line in heads] == [16, 16, 64, 64]
 

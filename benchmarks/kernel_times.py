@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """How long the kernels of one DDTREE round take on this GPU, and that they give what their references give.
 
-    python benchmarks/kernels.py [--out FILE.json] [--quick]
+    python benchmarks/kernel_times.py [--out FILE.json] [--quick]
 
 Every kernel is first compared with its PyTorch reference (float64 where scores are summed) over odd shapes: exit 1 at
 the first difference. Then `triton.testing.do_bench` times them at block size 16, each as a captured CUDA graph: tree,
