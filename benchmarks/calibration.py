@@ -176,7 +176,9 @@ class Decoder:
             which, places = (torch.tensor(part) for part in zip(*running, strict=True))
             rows = self.recorded.hidden[which, places].flatten(0, 1)
             ahead = self.recorded.tokens[which[:, None], places[:, None] + 1 + torch.arange(self.positions)]
-            choices = self._head.top_log_probs(rows, 1 if chain else budget, calibration.exponents)
+            choices = self._head.top_log_probs(
+                rows, 1 if chain else budget, calibration.exponents, moments=calibration.is_fitted
+            )
             shape = (len(running), self.positions, -1)
             tree = build_tree(
                 self.recorded.tokens[which, places], choices.log_probs.view(shape), choices.token_ids.view(shape),

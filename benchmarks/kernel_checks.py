@@ -105,8 +105,9 @@ def compare_head(
     from sglang.srt.speculative.ddtree import head_kernel, head_reference
 
     shards = shards_of(rows, org, added, dtype, ranks=ranks, seed=seed)
-    for exponents in (None, torch.tensor([1.4, 0.6, 1.0], device=DEVICE)):
-        options = {"scale": 0.5 if cap else None, "cap": cap, "exponents": exponents}
+    given = torch.tensor([1.4, 0.6, 1.0], device=DEVICE)
+    for exponents, moments in ((None, True), (given, True), (given, False)):
+        options = {"scale": 0.5 if cap else None, "cap": cap, "exponents": exponents, "moments": moments}
         results, gathered = [], []
         for choose, wide in ((head_kernel.choose, False), (head_reference.choose, True)):
             group = Ranks(ranks)

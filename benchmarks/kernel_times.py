@@ -166,8 +166,9 @@ def time_head(batch: int, k: int) -> dict[str, Any]:
     columns = Columns(VOCABULARY, 0, VOCABULARY, 0, VOCABULARY)
     exponents = torch.full((BLOCK - 1,), 1.2, device=DEVICE)
 
-    def run(exponents: torch.Tensor | None = None) -> Any:
-        return head_kernel.choose(logits, k, columns, scale=None, cap=None, exponents=exponents, group=ALONE)
+    def run(exponents: torch.Tensor | None = None, *, moments: bool = True) -> Any:
+        finish = {"scale": None, "cap": None}
+        return head_kernel.choose(logits, k, columns, exponents=exponents, moments=moments, group=ALONE, **finish)
 
     def torchs() -> Any:
         wide = logits.float()
@@ -177,7 +178,8 @@ def time_head(batch: int, k: int) -> dict[str, Any]:
         "batch": batch,
         "k": k,
         "head": gpu_us(run),
-        "with exponents": gpu_us(lambda: run(exponents)),
+        "with exponents": gpu_us(lambda: run(exponents, moments=False)),
+        "with moments": gpu_us(lambda: run(exponents)),
         "host head": host_us(run),
         "torch": 1000 * float(triton.testing.do_bench(torchs, return_mode="median")),
     }

@@ -97,14 +97,23 @@ def main() -> None:
             update(torch.zeros(7, 3), fitted, torch.zeros(2, 4, dtype=torch.int64), lens, only)
         columns = Columns(org=90, first_org_id=0, added_start=96, added=3, first_added_id=90)
         cases = (
-            (torch.bfloat16, 1, None, None),
-            (torch.bfloat16, 2, None, None),
-            (torch.float32, 2, torch.ones(3), 30.0),
+            (torch.bfloat16, 1, None, None, True),
+            (torch.bfloat16, 2, None, None, True),
+            (torch.float32, 2, torch.ones(3), 30.0, True),
+            (torch.bfloat16, 1, torch.ones(3), None, False),
+            (torch.bfloat16, 2, torch.ones(3), None, False),
         )
-        for dtype, ranks, exponents, cap in cases:
+        for dtype, ranks, exponents, cap, moments in cases:
             group = SimpleNamespace(world_size=ranks, all_gather=lambda part, dim: torch.cat([part] * 2, dim=dim))
             head_kernel.choose(
-                torch.zeros(6, 128, dtype=dtype), 5, columns, scale=cap, cap=cap, exponents=exponents, group=group
+                torch.zeros(6, 128, dtype=dtype),
+                5,
+                columns,
+                scale=cap,
+                cap=cap,
+                exponents=exponents,
+                moments=moments,
+                group=group,
             )
 
 

@@ -79,13 +79,15 @@ def test_sharded_head_equals_the_whole_one_on_every_rank(ranks: int, k: int) -> 
         torch.testing.assert_close(choices.log_probs, values, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("exponents", "sums"), [(None, 1), (torch.ones(3), 3)])
-def test_ranks_gather_no_more_than_is_read(exponents: torch.Tensor | None, sums: int) -> None:
-    """k logits and ids a row and the partition sum; what a fit needs only with exponents."""
+@pytest.mark.parametrize(
+    ("exponents", "moments", "sums"), [(None, True, 1), (torch.ones(3), True, 3), (torch.ones(3), False, 1)]
+)
+def test_ranks_gather_no_more_than_is_read(exponents: torch.Tensor | None, moments: bool, sums: int) -> None:
+    """k logits and ids a row and the partition sum; what a fit needs only where exponents are fitted."""
     group = FakeRanks(2)
     group.gathered.append([])
     head = DraftHead(shard(torch.randn(ORG + ADDED, HIDDEN), 0, 2), None, group)
-    head.top_log_probs(torch.randn(6, HIDDEN), 7, exponents)
+    head.top_log_probs(torch.randn(6, HIDDEN), 7, exponents, moments=moments)
     assert [tuple(part.shape) for part in group.gathered[0]] == [(6, 2 * 7 + sums)]
 
 
@@ -153,6 +155,26 @@ def test_replaced_weight_is_used() -> None:
     weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(2, HIDDEN)
     head.weight = shard(weight, 0, 1).weight
     assert torch.equal(draft_head.top_log_probs(hidden, 3).token_ids, whole(weight, hidden, 3)[1])
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_without_moments_the_choices_are_the_same(ranks: int) -> None:
+    """Bit by bit, so that given exponents build the trees that fitted ones of the same values would."""
+    torch.manual_seed(1)
+    weight, hidden = torch.randn(ORG + ADDED, HIDDEN), torch.randn(2 * 3, HIDDEN)
+    exponents = torch.tensor([0.5, 1.0, 2.0])
+    found = {}
+    for moments in (True, False):
+        group = FakeRanks(ranks)
+        heads = [DraftHead(shard(weight, rank, ranks), None, group) for rank in range(ranks)]
+        for _ in range(2):
+            for head in heads:
+                group.gathered.append([])
+                found[moments] = head.top_log_probs(hidden, 7, exponents, moments=moments)
+
+    assert torch.equal(found[False].log_probs, found[True].log_probs)
+    assert torch.equal(found[False].token_ids, found[True].token_ids)
+    assert found[False].logits is found[False].mean is found[False].plain_log_z is None
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -57,8 +57,9 @@ class Head:
 
     calls = 0
 
-    def top_log_probs(self, rows: torch.Tensor, k: int, exponents: torch.Tensor | None) -> Choices:
+    def top_log_probs(self, rows: torch.Tensor, k: int, exponents: torch.Tensor | None, *, moments: bool) -> Choices:
         assert exponents is None
+        assert moments
         self.calls += 1
         return Choices(rows[:, :k] + self.calls, torch.zeros(len(rows), k, dtype=torch.int64))
 

@@ -123,6 +123,25 @@ def test_a_step_launches_nothing_that_start_up_did_not(
     assert len(served) > len(warm) / 2  # and it is those that steps come upon
 
 
+def test_given_exponents_cost_a_step_what_none_do(variants: list[Variant], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their moments are for the fit alone: no launch more than without calibration, and two sums a tile."""
+    set_global_server_args_for_scheduler(SimpleNamespace(speculative_ddtree_budget=64))
+    launched, sums = {}, {}
+    for calibration in ("off", "1.3", "auto"):
+        worker = Worker(1, False, calibration)
+        worker.choosing(65, TREE, 65)
+        variants.clear()
+        with monkeypatch.context() as patched:
+            step(worker, 2, penalised=False, monkeypatch=patched)
+        launched[calibration] = [variant[0] for variant in variants]
+        sums[calibration] = {variant[-1] for variant in variants if variant[0] == "_read_kernel"}
+
+    assert launched["1.3"] == launched["off"]
+    assert "_read_kernel" in launched["off"]
+    assert len(launched["auto"]) == len(launched["off"]) + 1
+    assert sums == {"off": {2}, "1.3": {2}, "auto": {4}}
+
+
 def test_steps_are_of_these_kinds() -> None:
     """A tree may be grown to the next lane and to the widest; the chain is as wide as it is, and a root alone too."""
     kinds = warming.kinds_of((1, 3, 16, 65), 16, grows=True)

@@ -96,7 +96,7 @@ class Calibration:
         """Take in the labels of a step: on a GPU one launch, nothing waits for it.
 
         Args:
-            choices: Of bs * L rows, made with `exponents`.
+            choices: Of bs * L rows, made with `exponents`, and with moments where `is_fitted`.
             root_only: Requests whose drafts were not judged, bool [bs].
         """
         if not self.is_fitted:

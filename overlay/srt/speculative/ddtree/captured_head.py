@@ -45,10 +45,20 @@ class CapturedHead:
         block_size: Tokens of a draft block.
         topk: Choices a position.
         exponents: As in `DraftHead.top_log_probs`; their tensor is read anew by every replay.
+        moments: As there.
     """
 
-    def __init__(self, head: DraftHead, *, block_size: int, topk: int, exponents: torch.Tensor | None = None) -> None:
-        self._head, self._block_size, self._topk, self._exponents = head, block_size, topk, exponents
+    def __init__(
+        self,
+        head: DraftHead,
+        *,
+        block_size: int,
+        topk: int,
+        exponents: torch.Tensor | None = None,
+        moments: bool = True,
+    ) -> None:
+        self._head, self._block_size, self._topk = head, block_size, topk
+        self._exponents, self._moments = exponents, moments
         self._kept: dict[int, Choices] = {}  # by rows
         self._captured: dict[int, Choices] = {}
 
@@ -59,7 +69,8 @@ class CapturedHead:
             hidden_states: [bs * block_size, hidden].
             input_ids: Of no use here.
         """
-        choices = self._head.top_log_probs(draft_rows(hidden_states, self._block_size), self._topk, self._exponents)
+        own = draft_rows(hidden_states, self._block_size)
+        choices = self._head.top_log_probs(own, self._topk, self._exponents, moments=self._moments)
         rows = choices.log_probs.shape[0]
         if not torch.cuda.is_current_stream_capturing():
             self._kept.setdefault(rows, choices)

@@ -24,12 +24,12 @@ class Choices:
     log_probs: torch.Tensor
     #: int64 [rows, k].
     token_ids: torch.Tensor
-    #: With exponents: logits as the target finishes them (scale, soft cap), float32 [rows, k]; else None.
+    #: With moments: logits as the target finishes them (scale, soft cap), float32 [rows, k]; else None.
     logits: torch.Tensor | None = None
-    #: With exponents: mean of the finished logit under softmax(exponent * logits), whole vocabulary, float32 [rows];
+    #: With moments: mean of the finished logit under softmax(exponent * logits), whole vocabulary, float32 [rows];
     #: else None.
     mean: torch.Tensor | None = None
-    #: With exponents: logarithm of the partition sum at exponent 1, float32 [rows]; else None.
+    #: With moments: logarithm of the partition sum at exponent 1, float32 [rows]; else None.
     plain_log_z: torch.Tensor | None = None
 
 
@@ -91,31 +91,34 @@ class DraftHead:
         """Of a row that it reads."""
         return int(self._lm_head.weight.shape[1])
 
-    def top_log_probs(self, hidden_states: torch.Tensor, k: int, exponents: torch.Tensor | None = None) -> Choices:
+    def top_log_probs(
+        self, hidden_states: torch.Tensor, k: int, exponents: torch.Tensor | None = None, *, moments: bool = True
+    ) -> Choices:
         """The k most likely tokens of each row under the drafter.
 
         The log-probabilities are normalised over the whole vocabulary, not over the k: positions compete in one tree.
-        Every rank gets the same answer: k candidates and one partition sum per row (with exponents also the mean and
-        the plain sum) are gathered, never the logits.
+        Every rank gets the same answer: k candidates and one partition sum per row (with moments also the mean and the
+        plain sum) are gathered, never the logits.
 
         Args:
             hidden_states: [rows, hidden].
             k: At least 1; cut to the vocabulary's size.
             exponents: Positive exponents of the probabilities by draft position, float32 [L]; row r is about position
-                r % L. None for all 1, and for no logits, means and plain sums.
+                r % L. None for all 1, and for no moments.
+            moments: Whether exponents come with what their fit needs: logits, means and plain sums.
         """
         weight = self._lm_head.weight
         per_go = max(1, _LOGITS_BYTES // (weight.shape[0] * weight.element_size()))
         if exponents is not None:
             per_go = max(1, per_go // len(exponents)) * len(exponents)
-        goes = [self._choose(rows, k, exponents) for rows in hidden_states.split(per_go)]
+        goes = [self._choose(rows, k, exponents, moments) for rows in hidden_states.split(per_go)]
         if len(goes) == 1:
             return goes[0]
         fields = ("log_probs", "token_ids", "logits", "mean", "plain_log_z")
         parts = {name: [getattr(choices, name) for choices in goes] for name in fields}
         return Choices(**{name: None if part[0] is None else torch.cat(part) for name, part in parts.items()})
 
-    def _choose(self, hidden_states: torch.Tensor, k: int, exponents: torch.Tensor | None) -> Choices:
+    def _choose(self, hidden_states: torch.Tensor, k: int, exponents: torch.Tensor | None, moments: bool) -> Choices:
         weight = self._lm_head.weight
         logits = torch.matmul(hidden_states.to(weight.dtype), weight.T)
         if logits.is_cuda:
@@ -123,4 +126,4 @@ class DraftHead:
         else:
             from sglang.srt.speculative.ddtree.head_reference import choose
         finish = {"scale": self._scale, "cap": self._softcap}
-        return choose(logits, k, self._columns, exponents=exponents, group=self._group, **finish)
+        return choose(logits, k, self._columns, exponents=exponents, moments=moments, group=self._group, **finish)

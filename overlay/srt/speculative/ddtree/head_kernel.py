@@ -26,7 +26,7 @@ from sglang.srt.speculative.ddtree.launching import launch
 #: Columns that a program of the first pass reads.
 TILE = 4096
 
-#: Sums of a tile: the largest finished logit m, the sum of e = exp(exponent * (z - m)); with exponents also those of
+#: Sums of a tile: the largest finished logit m, the sum of e = exp(exponent * (z - m)); with moments also those of
 #: (z - m) * e and of exp(z - m). A row has one less: the first two give one logarithm.
 _PLAIN_SUMS, _ALL_SUMS = 2, 4
 
@@ -66,15 +66,14 @@ def _read_kernel(
     away = z - tl.where(top == float("-inf"), 0.0, top)
     out = sums + (row * tl.num_programs(1) + tile) * SUMS
     tl.store(out, top)
-    if exponents is None:
-        weight = tl.where(token, tl.exp(away), 0.0)
-        tl.store(out + 1, tl.sum(weight))
-    else:
-        exponent = tl.load(exponents + row % positions)
-        weight = tl.where(token, tl.exp(exponent * away), 0.0)
+    scaled = away
+    if exponents is not None:
+        scaled = tl.load(exponents + row % positions) * away
+    weight = tl.where(token, tl.exp(scaled), 0.0)
+    tl.store(out + 1, tl.sum(weight))
+    if SUMS > 2:
         moment = tl.where(weight == 0.0, 0.0, weight * away)
         plain = tl.where(token, tl.exp(away), 0.0)
-        tl.store(out + 1, tl.sum(weight))
         tl.store(out + 2, tl.sum(moment))
         tl.store(out + 3, tl.sum(plain))
 
@@ -194,11 +193,12 @@ def choose(
     scale: float | None,
     cap: float | None,
     exponents: torch.Tensor | None,
+    moments: bool = True,
     group: Any,
 ) -> Choices:
     """The k best tokens of each row; arguments and result as in `head_reference.choose`."""
     rows, size = logits.shape
-    alone, device, with_moments = group.world_size == 1, logits.device, exponents is not None
+    alone, device, with_moments = group.world_size == 1, logits.device, moments and exponents is not None
     sums = _ALL_SUMS if with_moments else _PLAIN_SUMS
     group_size = 64 if k <= 64 else 32
     groups, tiles = triton.cdiv(size, group_size), triton.cdiv(size, TILE)
@@ -206,11 +206,11 @@ def choose(
     group_keys = torch.empty((rows, groups), dtype=torch.int32, device=device)
     tile_sums = torch.empty((rows, tiles, sums), dtype=torch.float32, device=device)
     scratch = torch.empty((rows, 2 * kept), dtype=torch.int32, device=device)
-    positions = len(exponents) if with_moments else 1
+    positions = 1 if exponents is None else len(exponents)
     finishing = (1.0 if scale is None else float(scale), float(cap or 1.0))
     steps = {"SCALED": scale is not None, "CAPPED": bool(cap)}
     layout = {**steps, "SPARE": _SPARE_BITS[logits.dtype], "GROUP": group_size}
-    key = (logits.dtype, logits.stride(0), k, columns, with_moments, alone)
+    key = (logits.dtype, logits.stride(0), k, columns, exponents is None, alone)
 
     reading = (logits, exponents, group_keys, tile_sums, logits.stride(0), positions, groups)
     reading += (columns.org, columns.added_start, columns.added, *finishing)

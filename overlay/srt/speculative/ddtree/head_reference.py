@@ -18,6 +18,7 @@ def choose(
     scale: float | None,
     cap: float | None,
     exponents: torch.Tensor | None,
+    moments: bool = True,
     group: Any,
 ) -> Choices:
     """The k best tokens of each row.
@@ -29,14 +30,16 @@ def choose(
         scale: What the target multiplies its logits with, or None.
         cap: Its soft cap on them, or None.
         exponents: By draft position, float32 [L], or None; row r is about position r % L.
+        moments: Whether exponents come with what their fit needs.
         group: The tensor-parallel group: `world_size` and `all_gather(tensor, dim)`.
     """
     if exponents is not None:
         exponents = exponents.repeat(-(-len(logits) // len(exponents)))[: len(logits)].unsqueeze(1)
-    packed = _local_best(logits, k, columns, exponents, scale=scale, cap=cap)
+    with_moments = moments and exponents is not None
+    packed = _local_best(logits, k, columns, exponents, with_moments=with_moments, scale=scale, cap=cap)
     if group.world_size > 1:
         packed = group.all_gather(packed, dim=-1)
-    return _merge(packed, k, scale, cap, exponents)
+    return _merge(packed, k, scale, cap, exponents, with_moments=with_moments)
 
 
 def _local_best(
@@ -45,6 +48,7 @@ def _local_best(
     columns: Columns,
     exponents: torch.Tensor | None,
     *,
+    with_moments: bool,
     scale: float | None,
     cap: float | None,
 ) -> torch.Tensor:
@@ -52,7 +56,7 @@ def _local_best(
 
     Returns:
         int32 [rows, 2 * k + sums]: the bits of k raw logits, their token ids (-1 where there are fewer), and the bits
-        of the partition sum's logarithm; with exponents also those of the mean, and of the logarithm at exponent 1.
+        of the partition sum's logarithm; with moments also those of the mean, and of the logarithm at exponent 1.
     """
     places, ids = _tokens(columns, logits.device)
     raw = logits[:, places]
@@ -60,7 +64,7 @@ def _local_best(
     scaled = finished if exponents is None else exponents * finished
     log_z = torch.logsumexp(scaled, dim=-1, keepdim=True)
     sums = [log_z]
-    if exponents is not None:
+    if with_moments:
         weights = torch.exp(scaled - log_z)
         mean = torch.where(weights == 0, weights, weights * finished).sum(dim=-1, keepdim=True)
         sums += [mean, torch.logsumexp(finished, dim=-1, keepdim=True)]
@@ -72,10 +76,16 @@ def _local_best(
 
 
 def _merge(
-    packed: torch.Tensor, k: int, scale: float | None, cap: float | None, exponents: torch.Tensor | None
+    packed: torch.Tensor,
+    k: int,
+    scale: float | None,
+    cap: float | None,
+    exponents: torch.Tensor | None,
+    *,
+    with_moments: bool,
 ) -> Choices:
     """The choices among all ranks' `_local_best`, int32 [rows, ranks * (2 * k + sums)]."""
-    ranks = packed.view(packed.shape[0], -1, 2 * k + (1 if exponents is None else 3))
+    ranks = packed.view(packed.shape[0], -1, 2 * k + (3 if with_moments else 1))
     raw = ranks[..., :k].contiguous().view(torch.float32).flatten(1)
     token_ids = ranks[..., k : 2 * k].flatten(1).to(torch.int64)
     log_zs, *moments = ranks[..., 2 * k :].contiguous().view(torch.float32).unbind(dim=-1)
@@ -88,7 +98,7 @@ def _merge(
     log_probs = ((finished if exponents is None else exponents * finished) - log_z).clamp(max=0.0)
     log_probs = log_probs.masked_fill(missing, float("-inf"))
     token_ids = token_ids.gather(-1, places).masked_fill(missing, 0)
-    if exponents is None:
+    if not with_moments:
         return Choices(log_probs, token_ids)
     means, plain = moments
     shares = torch.exp(log_zs - log_z)

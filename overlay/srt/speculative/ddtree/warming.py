@@ -91,7 +91,8 @@ def _imitate(worker: Any, width: int, shape: str, grown: int) -> None:
     if shape != NONE:
         head = worker._draft_head
         hidden = torch.zeros((block_size - 1, head.hidden_size), dtype=worker.model_runner.dtype, device=device)
-        choices = head.top_log_probs(hidden, topk, worker._calibration.exponents)
+        calibration = worker._calibration
+        choices = head.top_log_probs(hidden, topk, calibration.exponents, moments=calibration.is_fitted)
     for batch in batch_classes(int(worker.model_runner.max_running_requests)):
         lens = torch.ones(batch, dtype=torch.int64, device=device)
         if choices is None:

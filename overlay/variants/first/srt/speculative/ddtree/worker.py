@@ -207,7 +207,8 @@ class DDTreeWorker(DFlashWorker):
         )
         stages.mark(stages.HEAD)
         rows = draft_rows(draft_hidden, block_size)
-        choices = self._draft_head.top_log_probs(rows, topk, self._calibration.exponents)
+        fit = self._calibration
+        choices = self._draft_head.top_log_probs(rows, topk, fit.exponents, moments=fit.is_fitted)
         stages.mark(stages.TREE)
         log_probs, token_ids = by_position(choices, block_size)
         cells = width * (sum(batch.seq_lens_cpu.tolist()) + width * len(batch.reqs))

@@ -147,7 +147,11 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
         """What SGLang captures behind the draft: the head, with the choices that the widest lane's trees need."""
         _, topk, _ = tree_shape(self._lanes.widths[-1], TREE, self.topk_cap, chain_seed=self.chain_seed)
         self._captured_head = CapturedHead(
-            self._draft_head, block_size=int(self.block_size), topk=topk, exponents=self._calibration.exponents
+            self._draft_head,
+            block_size=int(self.block_size),
+            topk=topk,
+            exponents=self._calibration.exponents,
+            moments=self._calibration.is_fitted,
         )
         return self._captured_head
 
@@ -297,4 +301,5 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
         if choices is not None:
             return choices
         rows = draft_rows(draft_hidden, int(self.block_size))
-        return self._draft_head.top_log_probs(rows, topk, self._calibration.exponents)
+        fit = self._calibration
+        return self._draft_head.top_log_probs(rows, topk, fit.exponents, moments=fit.is_fitted)
