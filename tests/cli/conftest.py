@@ -158,7 +158,7 @@ def one_export(prepared, release_site, tmp_path_factory):
     folder = tmp_path_factory.mktemp("export")
     words = ["export", "--root", release_site / "sglang", "--format", "dockerfile", "--out", folder / "export"]
     command = [sys.executable, "-m", "ddtree_overlay", *words]
-    subprocess.run(command, cwd=prepared, env=clean_environ(folder), check=True, capture_output=True, timeout=60)
+    subprocess.run(command, cwd=prepared, env=clean_environ(folder), check=True, capture_output=True, timeout=240)
     return folder / "export"
 
 
@@ -185,7 +185,7 @@ def apply(exported, package, tmp_path):
             env=clean_environ(tmp_path / "home"),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         return Ran(done.returncode, done.stdout, done.stderr)

@@ -46,7 +46,7 @@ def build(context: Path, root: Path, given: dict[str, str]) -> subprocess.Comple
             script.append(f"env {' '.join(names)} chroot {root} /bin/sh -c {shlex.quote(rest)}")
     script.append(given.get("THEN", "true"))
     words = ["unshare", "-m", "--propagation", "private", "sh", "-c", "\n".join(script)]
-    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=240)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import re
 import pytest
 from tests.support.fleets import trees
 from tests.support.servers import Server
+from tests.support.waiting import HANG
 
 from ddtree_overlay.workspace import Workspace
 
@@ -19,8 +20,9 @@ def serving(three, workspace, tmp_path):
     text = (workspace / "deploy.toml").read_text()
     for name, server in running.items():
         server.start()
-        keys = f'restart = ["{server.restart[0]}"]\nrestart_timeout = 5\n'
-        health = f'[hosts.{name}.health]\nurl = "http://127.0.0.1:{server.port}"\ntimeout = 4\n'
+        asked = server.health(4.0)
+        keys = f'restart = ["{server.restart[0]}"]\nrestart_timeout = {HANG}\n'
+        health = f'[hosts.{name}.health]\nurl = "{asked.url}"\ntimeout = {asked.timeout}\n'
         text = text.replace(f"[hosts.{name}]\n", f"[hosts.{name}]\n{keys}").replace("[groups]", f"{health}[groups]")
     (workspace / "deploy.toml").write_text(text)
     yield running

@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
-import subprocess
-import sys
-import time
 
-from tests.support.commands import clean_environ
-from tests.support.fleets import FULL, KILLED, SLOW, lines
+from tests.support.commands import begin, heard, outcome
+from tests.support.fleets import FULL, KILLED, lines
 from tests.support.relay import Relay
+from tests.support.waiting import patience, timed
 
 from ddtree_overlay.hosts import hostkeys
 
@@ -27,38 +24,43 @@ def test_an_agent_that_is_killed_is_put_back_by_the_same_command(run, three):
 
 
 def test_a_connection_that_is_lost_leaves_no_host_behind(three, workspace, tmp_path):
-    """b is cut off for a second while its agent goes on and commits: it is reached again and rolled back.
+    """b is cut off for a moment while its agent goes on and commits: it is reached again and rolled back.
 
     Nobody can know from here what became of a swap whose answer was lost (borgstore#189).
     """
-    three["b"].sabotage(SLOW)
+    three["b"].stop_in_the_middle()
     with Relay(three["b"].server.port) as relay:
         cut_through(workspace, three["b"], relay)
-        child = start(workspace, tmp_path, "push", "--group", "gpu", "--yes", "--json")
-        wait_for(three["b"].busy)
-    time.sleep(1)
+        child = begin(workspace, tmp_path / "home", "push", "--group", "gpu", "--yes", "--json")
+        three["b"].wait_until_busy()
+    three["b"].go_on()
+    three["b"].wait_until_idle()
     with Relay(three["b"].server.port, listen=relay.port):
-        out, err = child.communicate(timeout=60)
-    assert child.returncode == 6, err
-    assert {h["host"]: h["fate"] for h in json.loads(out)["hosts"]} == dict.fromkeys("abc", "undone")
-    assert "b: rolled back to base, every file verified" in err
+        done = outcome(child)
+    assert done.code == 6, done.err
+    assert {h["host"]: h["fate"] for h in done.json["hosts"]} == dict.fromkeys("abc", "undone")
+    assert "b: rolled back to base, every file verified" in done.err
     assert {n: m.changed() + m.left() for n, m in three.items()} == {n: [] for n in "abc"}
 
 
 def test_a_host_that_does_not_come_back_is_named_with_what_to_do(run, three, workspace, tmp_path):
     """b is cut off for good, with the new overlay: exit 7, not known, and the advised commands work once it is back."""
-    three["b"].sabotage(SLOW)
+    three["b"].stop_in_the_middle()
+    _, took = timed(lambda: run("status", "--group", "gpu"))
     relay = Relay(three["b"].server.port)
     cut_through(workspace, three["b"], relay)
+    # So long b is asked for, and so long a and c may be silent at any one step.
+    timeout = str(patience(5.0, took / 4))
     with relay:
-        child = start(workspace, tmp_path, "push", "--group", "gpu", "--yes", "--timeout", "2")
-        wait_for(three["b"].busy)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 7, err
-    assert "gpu: FAILED, and not as before on b\n" in out
-    assert lines(out)["b"][1:4] == ["NOT", "KNOWN", "?"]
+        child = begin(workspace, tmp_path / "home", "push", "--group", "gpu", "--yes", "--timeout", timeout)
+        three["b"].wait_until_busy()
+    three["b"].go_on()
+    done = outcome(child)
+    assert done.code == 7, done.err
+    assert "gpu: FAILED, and not as before on b\n" in done.out
+    assert lines(done.out)["b"][1:4] == ["NOT", "KNOWN", "?"]
     assert three["a"].changed() == three["c"].changed() == []
-    assert "ddtree-overlay status --host b, then ddtree-overlay rollback --host b --to base" in err
+    assert "ddtree-overlay status --host b, then ddtree-overlay rollback --host b --to base" in done.err
     with Relay(three["b"].server.port, listen=relay.port):
         assert run("status", "--host", "b").out.startswith("b  applied")
         assert run("rollback", "--host", "b", "--to", "base", "--yes").code == 0
@@ -67,9 +69,9 @@ def test_a_host_that_does_not_come_back_is_named_with_what_to_do(run, three, wor
 
 def test_two_pushes_to_the_same_hosts_never_leave_a_mixture(run, three, workspace, tmp_path):
     """They may both give up, but never half: all hosts have the overlay if one says so, and none has it otherwise."""
-    both = [start(workspace, tmp_path, "push", "--group", "gpu", "--yes") for _ in range(2)]
-    said = [child.communicate(timeout=60) for child in both]
-    codes = [child.returncode for child in both]
+    both = [begin(workspace, tmp_path / "home", "push", "--group", "gpu", "--yes") for _ in range(2)]
+    said = [outcome(child) for child in both]
+    codes = [done.code for done in said]
     assert set(codes) <= {0, 4, 5, 6}, said
     found = run("status", "--group", "gpu", "--exit-code", "--json")
     assert (found.code, found.json["overlay_id"] is not None) == (0, 0 in codes), said
@@ -86,14 +88,15 @@ def cut_through(workspace, machine, relay):
 
 def test_ctrl_c_ends_what_has_begun_and_puts_it_back(three, workspace, tmp_path):
     """SIGINT while b is being swapped: it is waited for, all three are as before, and the exit code is 130."""
-    three["b"].sabotage(SLOW)
-    child = start(workspace, tmp_path, "push", "--group", "gpu", "--yes")
-    wait_for(three["b"].busy)
+    three["b"].stop_in_the_middle()
+    child = begin(workspace, tmp_path / "home", "push", "--group", "gpu", "--yes")
+    three["b"].wait_until_busy()
     child.send_signal(signal.SIGINT)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
-    assert "gpu: interrupted; every host is as it was before" in out
-    assert "interrupted; waiting for what has begun" in err
+    said = heard(child, "interrupted; waiting for what has begun")
+    three["b"].go_on()
+    done = outcome(child, said)
+    assert done.code == 130, done.err
+    assert "gpu: interrupted; every host is as it was before" in done.out
     assert {n: m.changed() + m.left() for n, m in three.items()} == {n: [] for n in "abc"}
 
 
@@ -111,23 +114,3 @@ def test_a_host_that_cannot_be_put_back_is_named_with_the_way_back(run, three):
     (three["a"].install.site / "sitecustomize.py").unlink()
     assert run("rollback", "--host", "a", "--to", "base", "--yes").code == 0
     assert three["a"].changed() == []
-
-
-def start(workspace, tmp_path, *words):
-    """The command line as a process that goes on."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "ddtree_overlay", *words],
-        cwd=workspace,
-        env=clean_environ(tmp_path / "home"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def wait_for(path, seconds=20):
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
-        time.sleep(0.02)

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from tests.support.commands import clean_environ
 from tests.support.trees import differences, listing
+from tests.support.waiting import HANG
 
 
 class Session:
@@ -38,7 +39,7 @@ class Session:
         )
         os.close(slave)
 
-    def until(self, text: str, seconds: float = 60) -> str:
+    def until(self, text: str, seconds: float = HANG) -> str:
         """Read until `text` was printed."""
         deadline = time.monotonic() + seconds
         while text not in self.text:
@@ -51,14 +52,14 @@ class Session:
         """Type a line."""
         os.write(self.master, f"{text}\n".encode())
 
-    def code(self, seconds: float = 60) -> int:
+    def code(self, seconds: float = HANG) -> int:
         """Read to the end and give the exit code."""
         deadline = time.monotonic() + seconds
         while self._read():
             assert time.monotonic() < deadline, self.text
-        return self.process.wait(10)
+        return self.process.wait(HANG)
 
-    def interrupt(self, seconds: float = 60) -> int:
+    def interrupt(self, seconds: float = HANG) -> int:
         """Send SIGINT and give the exit code.
 
         A signal that comes between Python's check and its read is only seen after the read, so it is sent again.
@@ -86,7 +87,7 @@ class Session:
         """End the process if it is still there."""
         if self.process.poll() is None:
             self.process.kill()
-            self.process.wait(10)
+            self.process.wait(HANG)
         os.close(self.master)
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import RELEASE, Run
+from tests.support.commands import begin, heard, outcome
 from tests.support.installs import Install, new_venv, tiny_package
 from tests.support.servers import Server
 from tests.support.trees import differences, listing
+from tests.support.waiting import HANG
 
 from ddtree_overlay.workspace import Workspace
 
@@ -35,7 +37,7 @@ def configured(server: Server, workspace: Path) -> Path:
     return workspace
 
 
-def configure(workspace: Path, server: Server, restart: str | None = None, timeout: float = 6.0) -> None:
+def configure(workspace: Path, server: Server, restart: str | None = None, timeout: float = HANG) -> None:
     command = json.dumps(server.restart[0] if restart is None else restart)
     lines = [
         "[hosts.gpu]",
@@ -43,8 +45,8 @@ def configure(workspace: Path, server: Server, restart: str | None = None, timeo
         f'python = "{server.install.python}"',
         *([f"restart = {command}"] if restart != "" else []),
         "[hosts.gpu.health]",
-        f'url = "{server.health().url}"',
-        f"timeout = {timeout}",
+        f'url = "{server.url}"',
+        f"timeout = {server.health(timeout).timeout}",
     ]
     (workspace / "deploy.toml").write_text("\n".join(lines) + "\n")
 
@@ -55,10 +57,16 @@ def build(workspace: Path, server: Server, mode: str = "well", mark: str = "") -
     return bundle.overlay_id
 
 
-@pytest.mark.usefixtures("configured")
-def test_push_with_a_restart_says_what_it_waits_for_and_exits_0(run: Run):
+def test_push_with_a_restart_says_what_it_waits_for_and_exits_0(
+    run: Run, configured: Path, server: Server, tmp_path: Path
+):
     """Progress goes to stderr with the seconds, the result to stdout; status and history say good."""
-    done = run("push", "--host", "gpu", "--restart", "--yes")
+    # A server that is up at once is not waited for: this one comes once that was said.
+    (server.folder / "held").touch()
+    child = begin(configured, tmp_path / "home", "push", "--host", "gpu", "--restart", "--yes")
+    said = heard(child, "waiting for overlay")
+    (server.folder / "held").unlink()
+    done = outcome(child, said)
 
     assert done.code == 0, done.err
     assert "gpu: pushed as d-0001 (good)" in done.out and "gpu: live: the server runs overlay" in done.out

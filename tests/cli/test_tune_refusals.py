@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.support.sshd import SshServer
 from tests.support.tunable import ARMS, INFO, QUICK, SHORT, Tunable, certificate
+from tests.support.waiting import HANG, no_hang
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_server_without_this_ddtree_is_refused_and_gets_no_request(run, change
 
 def test_nobody_listening_is_a_connection_failure(run):
     """Exit 8, with what to look at."""
-    done = run("tune", "--url", "http://127.0.0.1:9", "--timeout", "5")
+    done = run("tune", "--url", "http://127.0.0.1:9", "--timeout", "60")
 
     assert done.code == 8 and "Connection refused" in done.err and "next:" in done.err
 
@@ -75,7 +75,7 @@ def test_nobody_listening_is_a_connection_failure(run):
 def test_what_does_not_answer_like_sglang_is_refused(run, raw, says):
     """Another service, a gateway, a redirect: nothing is followed and nothing is believed."""
     with Tunable(raw=raw) as server:
-        done = run("tune", "--url", server.url, "--timeout", "5")
+        done = run("tune", "--url", server.url, "--timeout", "60")
 
     assert done.code in {1, 8} and says in done.err and "fault in ddtree-overlay" not in done.err
     assert "\x1b[31m" not in done.err
@@ -97,8 +97,8 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(run, tmp_path):
 def test_the_other_scheme_is_named_where_one_end_speaks_tls_and_the_other_does_not(run, tmp_path, tunable):
     """OpenSSL's own words for it (WRONG_VERSION_NUMBER) help nobody."""
     with Tunable(tls=certificate(tmp_path)) as server:
-        plain = run("tune", "--url", server.url.replace("https", "http"), "--timeout", "5")
-    secure = run("tune", "--url", tunable.url.replace("http", "https"), "--timeout", "5")
+        plain = run("tune", "--url", server.url.replace("https", "http"), "--timeout", "60")
+    secure = run("tune", "--url", tunable.url.replace("http", "https"), "--timeout", "60")
 
     assert plain.code == 8 and "name it as https://" in plain.err
     assert secure.code == 8 and "does not speak TLS: name it as http://" in secure.err
@@ -142,16 +142,16 @@ def test_a_busy_server_is_left_alone_unless_told_otherwise(run, tunable):
 
 def test_a_server_that_is_too_slow_is_an_error_of_each_request(run, tunable):
     """--timeout bounds a request; the run comes to an end, with a reason."""
-    tunable.seconds = dict.fromkeys(ARMS, 30.0)
-    start = time.monotonic()
-    done = run("tune", "--url", tunable.url, *QUICK, "--timeout", "1", "--arms", "7,chain")
+    tunable.seconds = dict.fromkeys(ARMS, 600.0)
+    with no_hang(3 * HANG):
+        done = run("tune", "--url", tunable.url, *QUICK, "--timeout", "3", "--arms", "7,chain")
 
-    assert done.code == 1 and "no answer within 1 s" in done.err and time.monotonic() - start < 40
+    assert done.code == 1 and "no answer within 3 s" in done.err
 
 
 def test_too_little_time_for_anything_is_a_failure(run, tunable):
     """No empty table."""
-    tunable.seconds = {"chain": 5.0}
+    tunable.seconds = {"chain": 600.0}
     done = run("tune", "--url", tunable.url, "--no-plot", "--seconds", "2")
 
     assert done.code == 1 and "nothing was measured: the time is up" in done.err and "--seconds" in done.err

@@ -19,6 +19,7 @@ from tests.support.sshd_binary import SshdUnavailable
 from tests.support.stages import PACKAGE, SCENARIOS, Recorder, Stage, copy, times
 from tests.support.trees import differences, listing
 from tests.support.upgrades import FILES, OLD, Case
+from tests.support.waiting import HANG
 from tests.support.wheels import CACHE
 
 from ddtree_overlay.config import Host
@@ -110,7 +111,7 @@ def server(tiny: Install, tmp_path: Path) -> Iterator[Server]:
 def host(sshd: SshServer, server: Server) -> Host:
     """The server's host, over SSH, with a restart command that works."""
     python = str(server.install.python)
-    return sshd.host("gpu", python, restart=server.restart, restart_timeout=5.0, health=server.health())
+    return sshd.host("gpu", python, restart=server.restart, restart_timeout=HANG, health=server.health())
 
 
 @pytest.fixture(scope="session")

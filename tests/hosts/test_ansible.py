@@ -18,6 +18,7 @@ from tests.support.servers import Server
 from tests.support.sshd import SshServer
 from tests.support.sshd_binary import SshdUnavailable
 from tests.support.trees import listing
+from tests.support.waiting import HANG
 from tests.support.wheels import CACHE
 
 from ddtree_overlay import export
@@ -91,6 +92,7 @@ class Fleet:
                 **{k: v for k, v in os.environ.items() if not k.startswith(("ANSIBLE_", "PYTHON"))},
                 "ANSIBLE_HOME": str(self.folder / "ansible"),
                 "ANSIBLE_PIPELINING": "1",
+                "ANSIBLE_TIMEOUT": str(int(HANG)),
                 "ANSIBLE_SSH_TRANSFER_METHOD": "piped",
                 "ANSIBLE_NOCOLOR": "1",
                 "ANSIBLE_SSH_CONTROL_PATH_DIR": str(self.controls),
@@ -101,7 +103,7 @@ class Fleet:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=4 * HANG,
             check=False,
         )
         return Played(done.returncode, done.stdout)
@@ -117,8 +119,8 @@ class Fleet:
             "ansible_python_interpreter": sys.executable,
             "ddtree_python": str(server.install.python),
             "ddtree_restart": str(server.folder / "restart-checked"),
-            "ddtree_url": f"http://127.0.0.1:{server.port}",
-            "ddtree_health_seconds": 8,
+            "ddtree_url": server.url,
+            "ddtree_health_seconds": int(server.health(8.0).timeout),
         }
 
     def trees(self) -> dict[str, dict[str, str]]:
@@ -190,7 +192,7 @@ def test_each_condition_is_one_that_every_supported_ansible_reads():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_rollout_goes_batch_by_batch_and_puts_a_failed_host_back(fleet, overlays):
     """The whole life of a rollout: refused by drift, done, done already, undone where it fails, and taken off again.
 

@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import time
 
 import pytest
 from tests.support.commands import Ran
 from tests.support.installs import bundle_for
 from tests.support.servers import Server
 from tests.support.trees import differences, listing
+from tests.support.waiting import HANG
 
 from ddtree_overlay import deploy, export
 from ddtree_overlay.hosts.transport import open_transport
@@ -45,13 +45,13 @@ def command(server, script, *words):
     return [server.install.python, script, *words]
 
 
-def restart(server, seconds=4):
-    url = f"http://127.0.0.1:{server.port}"
-    return ("--restart", "--command", server.restart[0], "--url", url, "--timeout", str(seconds))
+def restart(server, seconds=HANG):
+    health = server.health(seconds)
+    return ("--restart", "--command", server.restart[0], "--url", health.url, "--timeout", str(health.timeout))
 
 
 def run(*words):
-    done = subprocess.run(command(*words), cwd="/", capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command(*words), cwd="/", capture_output=True, text=True, timeout=4 * HANG, check=False)
     return Ran(done.returncode, done.stdout, done.stderr)
 
 
@@ -113,22 +113,20 @@ def test_nobody_has_to_wait_for_it(server, exported):
     child.stderr.close()
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         os.kill(child.pid, number)
-    assert child.wait(timeout=30) == 0
+    assert child.wait(timeout=HANG) == 0
     assert run(server, script, "status").json["deployment"]["state"] == "good"
 
 
 def test_confirm_takes_the_operators_word(server, exported):
     """For a server that is restarted by other means; one that says something else is not confirmed."""
-    script, url = exported("well"), f"http://127.0.0.1:{server.port}"
-    assert run(server, script, "push").json["deployment"]["state"] == "pending"
+    script, url = exported("well"), server.url
+    pushed = run(server, script, "push").json
+    assert pushed["deployment"]["state"] == "pending"
     done = run(server, script, "confirm", "--url", url)
     assert (done.code, done.json["changed"]) == (1, False)
     assert "the live server runs no overlay" in done.err
     server.start()
-    end = time.monotonic() + 10
-    while "speculative_ddtree_overlay_id" not in server.info():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    server.runs(pushed["overlay_id"])
     done = run(server, script, "confirm", "--url", url, "--note", "seen by ann")
     assert (done.code, done.json["changed"]) == (0, True), done.err
     assert run(server, script, "history").json["deployments"][0]["state"] == "good"

@@ -6,13 +6,13 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import time
 
 import pytest
 from tests.support.installs import bundle_for
 from tests.support.sshd import SshServer
 from tests.support.statuses import status_of
 from tests.support.trees import differences, listing
+from tests.support.waiting import HANG
 from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy
@@ -26,7 +26,7 @@ def reach(request, sshd, tiny):
     """How to make a host of `tiny`, over either transport."""
 
     def host(**over):
-        fields = {"python": str(tiny.python), "timeout": 20.0, **over}
+        fields = {"python": str(tiny.python), "timeout": HANG, **over}
         return sshd.host(**fields) if request.param == "ssh" else tiny.host(**fields)
 
     return host
@@ -127,10 +127,8 @@ def test_a_prefix_that_does_not_work_says_so(reach, prefix, message, step):
 def test_something_that_asks_on_the_terminal_fails_fast(reach, tmp_path):
     """No terminal is ever given, so a prompt cannot hang the deploy (fabric#2287, pyinfra#766, fabtools#332)."""
     asks = script(tmp_path / "ask", 'printf "Password: " >/dev/tty || exit 1; read -r x </dev/tty; exec "$@"')
-    start = time.monotonic()
     with pytest.raises(OverlayError, match="/dev/tty"):
         status_of(reach(exec_prefix=(asks,)))
-    assert time.monotonic() - start < 5
 
 
 @pytest.fixture
@@ -158,10 +156,8 @@ def test_sudo_as_root_does_the_whole_way(reach, tiny):
 def test_sudo_that_wants_a_password_fails_fast(reach, words):
     """Real sudo, asked by a user who may not: its own message and how to allow it, with or without -n (pyinfra#587)."""
     nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--")
-    start = time.monotonic()
     with pytest.raises(OverlayError, match=r"sudo on .* asks for a password or a terminal") as caught:
         status_of(reach(exec_prefix=(*nobody, *words)))
-    assert time.monotonic() - start < 10
     assert "NOPASSWD" in caught.value.next_step
     assert "password is required" in caught.value.why or "terminal is required" in caught.value.why
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 from tests.support.installs import bundle_for
+from tests.support.waiting import patience, timed, until
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConnectionFailedError, LockedError
@@ -28,11 +28,11 @@ def lock(tiny):
     code = (
         "import fcntl, json, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
         f"f.write({json.dumps({'pid': 4711, 'operator': 'ann', 'doing': 'push', 'since': 0})!r}); f.flush();"
-        "print('held', flush=True); time.sleep(60)"
+        "print('held', flush=True); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", code, tiny.state / "lock"], stdout=subprocess.PIPE) as holder:
         assert holder.stdout
-        holder.stdout.readline()
+        assert holder.stdout.readline() == b"held\n"
         yield
         holder.kill()
 
@@ -41,15 +41,18 @@ def lock(tiny):
 def test_a_healthy_push_outlasts_a_short_timeout(tiny, near):
     """`--timeout` is about silence: an agent that works for longer shows signs of life within any of it."""
     bundle, files = bundle_for(tiny.root, RESULTS)
-    plan = deploy.plan_push(near, bundle, files)
-    with open_transport(tiny.host(timeout=1.0)) as impatient, pytest.raises(LockedError):
-        deploy.push(impatient, plan, files, operator="x", lock_wait=3)
+    plan, took = timed(lambda: deploy.plan_push(near, bundle, files))
+    # An agent that cannot even start within the time is silent all right.
+    short = patience(1.0, took)
+    with open_transport(tiny.host(timeout=short)) as impatient, pytest.raises(LockedError):
+        deploy.push(impatient, plan, files, operator="x", lock_wait=2 * short)
 
 
 def test_a_local_agent_that_changes_files_is_left_to_finish(tiny, near, tmp_path):
     """No SIGKILL in a swap: the push is given up on this side, said to go on, and does."""
     slow = tmp_path / "python"
-    slow.write_text(f'#!/bin/sh\ncat > {tmp_path}/request\nsleep 2\nexec {tiny.python} "$@" < {tmp_path}/request\n')
+    waits = f"cat > {tmp_path}/request\nuntil [ -e {tmp_path}/go ]; do sleep 0.1; done"
+    slow.write_text(f'#!/bin/sh\n{waits}\nexec {tiny.python} "$@" < {tmp_path}/request\n')
     slow.chmod(0o755)
     bundle, files = bundle_for(tiny.root, RESULTS)
     plan = deploy.plan_push(near, bundle, files)
@@ -59,10 +62,9 @@ def test_a_local_agent_that_changes_files_is_left_to_finish(tiny, near, tmp_path
     ):
         # A request that fits into the pipe is there as a whole, before anybody reads it.
         deploy.push(impatient, plan, files, operator="x")
-    deadline = time.monotonic() + 20
-    while deploy.status(near).state != "applied":
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
+    assert deploy.status(near).state == "pristine"
+    (tmp_path / "go").touch()
+    until(lambda: deploy.status(near).state == "applied")
 
 
 def test_both_sides_agree_on_what_changes_files():

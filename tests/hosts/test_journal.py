@@ -28,7 +28,9 @@ OVERLAYS = {
     "two": {"srt/b.py": b"VALUE = 6\n", "srt/new/c.py": b"C = 2\n", "srt/new/deep/d.py": b"D = 1\n"},
     "three": {"srt/a.py": b"VALUE = 7\n", "srt/b.py": b"VALUE = 8\n"},
 }
-QUICK = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 
 
 class World:

@@ -21,14 +21,19 @@ import pytest
 from tests.support.agents import logged
 from tests.support.crashes import Direct
 from tests.support.installs import bundle_for, tiny_package
-from tests.support.sshd import sessions_of
+from tests.support.sshd import kill_sessions, sessions_of
 from tests.support.trees import differences, listing
+from tests.support.waiting import HANG, no_hang, until
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConflictError, LockedError
 from ddtree_overlay.hosts.transport import open_transport
 from ddtree_overlay.remote import lock, preflight, pruning
 from ddtree_overlay.remote.common import Refusal
+
+
+#: A test may take 300 seconds.
+DEADLINE = 250
 
 
 def test_eight_operators_at_once_are_served_one_after_the_other(tiny, sshd, monkeypatch, tmp_path):
@@ -45,12 +50,12 @@ def test_eight_operators_at_once_are_served_one_after_the_other(tiny, sshd, monk
             while True:
                 try:
                     plan = deploy.plan_push(transport, bundle, files)
-                    return deploy.push(transport, plan, files, operator=f"op{number}", lock_wait=60).id
+                    return deploy.push(transport, plan, files, operator=f"op{number}", lock_wait=DEADLINE).id
                 except ConflictError:
                     # Somebody else was faster, as the plan says: plan anew.
                     assert time.monotonic() < deadline
 
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + DEADLINE
     with logged(monkeypatch, "transaction", "run", log), ThreadPoolExecutor(8) as pool:
         names = list(pool.map(operator, range(8)))
     assert sorted(names) == [f"d-{n:04d}" for n in range(1, 9)]
@@ -82,7 +87,8 @@ def test_two_hundred_rounds_leave_nothing_behind(tmp_path):
             deploy.rollback(near)
             sizes.append(sum(len(names) for _, _, names in os.walk(site)))
         state = site / ".ddtree-overlay"
-        assert len(os.listdir("/proc/self/fd")) == descriptors
+        # Connections of earlier tests may be closed meanwhile.
+        assert len(os.listdir("/proc/self/fd")) <= descriptors
         assert sizes[2 * pruning.KEEP] == sizes[-1] == max(sizes)
         assert sorted(os.listdir(state)) == ["deployments", "history.jsonl", "lock"]
         assert len(os.listdir(state / "deployments")) <= 2 * pruning.KEEP + 1
@@ -149,7 +155,7 @@ def hook(event, args):
         left[0] -= 1
         if not left[0]:
             open(folder + "/paused", "w").close()
-            end = time.monotonic() + 60
+            end = time.monotonic() + 600
             while not os.path.exists(folder + "/go") and time.monotonic() < end:
                 time.sleep(0.02)
 if "-c" in sys.orig_argv:
@@ -180,16 +186,9 @@ class Push:
         bundle, files = bundle_for(tiny.root, RESULTS)
         (folder / "push").write_bytes(pickle.dumps((self.host, bundle, files)))
         self.client = subprocess.Popen([sys.executable, "-c", CLIENT, folder / "push"], stderr=subprocess.DEVNULL)
-        self.wait((self.folder / "paused").exists)
+        until((self.folder / "paused").exists)
         (self.folder / "armed").unlink()
         self.agent = lock.holder(tiny.state)["pid"]
-
-    @staticmethod
-    def wait(condition):
-        end = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < end
-            time.sleep(0.02)
 
     def kill_client(self):
         self.client.kill()
@@ -198,7 +197,7 @@ class Push:
     def go(self):
         """Let the agent go on, and wait for its end."""
         (self.folder / "go").touch()
-        self.wait(lambda: not os.path.exists(f"/proc/{self.agent}"))
+        until(lambda: not os.path.exists(f"/proc/{self.agent}"))
 
 
 @pytest.fixture
@@ -227,12 +226,8 @@ def test_an_agent_whose_client_was_killed_finishes_alone(tiny, push):
 
 def test_an_agent_whose_session_was_killed_finishes_alone(push, sshd):
     """The sshd of the connection dies with the network or the machine of the operator: the agent needs neither."""
-    ours = [pid for pid in sessions_of(sshd) if Path(f"/proc/{pid}/comm").read_text().startswith("sshd")]
-    assert ours
-    for pid in ours:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    assert push.client.wait(timeout=60) != 0
+    kill_sessions(sshd)
+    assert push.client.wait(timeout=HANG) != 0
     push.go()
     with open_transport(push.host) as transport:
         assert deploy.status(transport).state == "applied"
@@ -241,17 +236,15 @@ def test_an_agent_whose_session_was_killed_finishes_alone(push, sshd):
 def test_after_a_killed_agent_nobody_waits(tiny, push):
     """The lock dies with the process (bike_index#4313): a push that does not wait recovers, says so, and proceeds."""
     os.kill(push.agent, signal.SIGKILL)
-    assert push.client.wait(timeout=60) != 0
-    start = time.monotonic()
+    assert push.client.wait(timeout=HANG) != 0
     bundle, files = bundle_for(tiny.root, {"srt/new/d.py": b"D = 1\n"})
-    with open_transport(push.host) as transport:
+    with no_hang(), open_transport(push.host) as transport:
         plan = deploy.plan_push(transport, bundle, files)
         assert plan.unfinished.startswith("a push of d-0001 was interrupted")
         done = deploy.push(transport, plan, files, operator="bob", lock_wait=0)
         assert (done.id, transport.warnings) == ("d-0002", ["the interrupted push of d-0001 was put back first"])
         assert not (tiny.root / "srt/new/c.py").exists()
         assert (tiny.root / "srt/a.py").read_bytes() == b"VALUE = 1\n"
-    assert time.monotonic() - start < 30
 
 
 #: The operator's side of a push that has to wait; says for whom.
@@ -272,8 +265,8 @@ def test_a_push_that_nobody_waits_for_any_more_does_not_begin(tiny, sshd, tmp_pa
         finally:
             client.kill()
             client.wait()
-        Push.wait(lambda: not sessions_of(sshd))
-    Push.wait(lambda: not agents_of(tiny))
+        until(lambda: not sessions_of(sshd))
+    until(lambda: not agents_of(tiny))
     assert differences(before, listing(tiny.root)) == []
     with open_transport(host) as transport:
         assert deploy.history(transport) == []

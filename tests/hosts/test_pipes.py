@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 from tests.support.installs import bundle_for
+from tests.support.waiting import HANG
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import OverlayError
@@ -21,7 +22,7 @@ def test_a_pipe_in_place_of_a_module_is_refused_by_name(tiny):
     bundle, files = bundle_for(tiny.root, {"srt/a.py": b"VALUE = 5\n"})
     (tiny.root / "srt/a.py").unlink()
     os.mkfifo(tiny.root / "srt/a.py")
-    with open_transport(tiny.host(timeout=10.0)) as transport:
+    with open_transport(tiny.host(timeout=HANG)) as transport:
         with pytest.raises(OverlayError, match=r"srt/a\.py is not a regular file"):
             snapshot_host(transport, "x", ["srt/a.py"])
         with pytest.raises(OverlayError, match=r"srt/a\.py is not a regular file"):
@@ -42,9 +43,10 @@ def test_what_python_would_not_import_does_not_keep_a_snapshot_from_being_taken(
 
 def test_an_agent_that_only_reads_ends_when_nobody_listens(tiny):
     """A probe whose client has gone is interrupted and takes its scratch folder with it."""
-    (tiny.root / "srt/slow.py").write_text("import time\ntime.sleep(4)\n")
+    # The agent waits for what it has started; only then it shows whether it has noticed that nobody listens.
+    (tiny.root / "srt/slow.py").write_text("import time\ntime.sleep(6)\n")
     files, payload = protocol.pack({"srt/a.py": b"VALUE = 5\n"})
-    args = {"files": files, "modules": ["sglang.srt.slow"], "timeout": 60}
+    args = {"files": files, "modules": ["sglang.srt.slow"], "timeout": HANG}
     words = [tiny.python, "-c", protocol.BOOTSTRAP, "mark"]
     scratch = tiny.site.parent / "scratch"
     scratch.mkdir()
@@ -62,7 +64,7 @@ def test_an_agent_that_only_reads_ends_when_nobody_listens(tiny):
     child.stdout.read(1)
     child.stdout.close()
     try:
-        assert child.wait(timeout=20) != 0
+        assert child.wait(timeout=HANG) != 0
     finally:
         child.kill()
     assert list(scratch.iterdir()) == []

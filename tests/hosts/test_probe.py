@@ -3,9 +3,6 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
 from tests.support.installs import tiny_package
 from tests.support.trees import differences, listing
@@ -27,10 +24,11 @@ def test_syntax_errors_have_path_line_and_message(near):
     assert result["python"].startswith("3.")
 
 
-def test_patched_files_are_imported_over_the_installed_ones(tiny, near):
+def test_patched_files_are_imported_over_the_installed_ones(tiny, near, tmp_path, monkeypatch):
     """Unpatched modules come from the install, nothing is left behind, and a sound tree needs no look at the base."""
     before = listing(tiny.site)
-    scratch = set(Path(tempfile.gettempdir()).glob("ddtree-probe-*"))
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
     files = {
         "srt/a.py": b"from sglang.srt import b\nfrom sglang.srt.new.c import C\nassert b.VALUE == 2 and C == 3\n",
         "srt/new/__init__.py": b"",
@@ -41,7 +39,7 @@ def test_patched_files_are_imported_over_the_installed_ones(tiny, near):
     assert result["patched"]["outside"] is False
     assert result["base"] is None
     assert differences(before, listing(tiny.site)) == []
-    assert set(Path(tempfile.gettempdir()).glob("ddtree-probe-*")) <= scratch
+    assert list((tmp_path / "scratch").iterdir()) == []
 
 
 def test_an_import_that_fails_in_the_base_too_is_told_apart(tiny, near):

@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from tests.support.installs import bundle_for
+from tests.support.waiting import AGES
 
 from ddtree_overlay import deploy, doctor
 from ddtree_overlay.remote.processes import without_secrets
@@ -17,7 +18,7 @@ from ddtree_overlay.remote.processes import without_secrets
 @pytest.mark.parametrize("option", [["--api-key", "SECRET123"], ["--api-key=SECRET123"]], ids=["two words", "one word"])
 def test_secrets_on_a_command_line_do_not_leave_the_host(tiny, near, option):
     """`--api-key` of a running server shows in no answer: doctor, plan, status, with or without --json."""
-    code = "import sglang, time; print(1, flush=True); time.sleep(60)"
+    code = f"import sglang, time; print(1, flush=True); time.sleep({AGES})"
     bundle, files = bundle_for(tiny.root, {"srt/a.py": b"VALUE = 5\n"})
     words = [tiny.python, "-c", code, *option, "--port", "30000"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, cwd="/") as server:

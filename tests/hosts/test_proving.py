@@ -10,9 +10,8 @@ from tests.support.servers import Server
 from tests.support.trials import (
     push,
     states,
-    suppressed,
-    until,
 )
+from tests.support.waiting import until
 
 from ddtree_overlay import deploy, proving
 from ddtree_overlay.config import Host
@@ -69,9 +68,9 @@ def test_confirm_takes_the_operators_word_unless_the_server_denies_it(host: Host
 
         with pytest.raises(OverlayError, match="d-0001 was not confirmed: the live server runs no overlay"):
             proving.confirm(transport, operator="carol")
-        until(lambda: deploy.status(transport).processes[0].stale)
+        until(lambda: [p.stale for p in deploy.status(transport).processes] == [True])
         server.start()
-        until(lambda: "speculative_ddtree_overlay_id" in suppressed(server.info))
+        server.runs(bundle.overlay_id)
 
         assert [proving.confirm(transport, operator="carol", note="seen")[1] for _ in "ab"] == [False, True]
         found = deploy.history(transport)[0]

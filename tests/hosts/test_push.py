@@ -247,7 +247,7 @@ def test_the_lock_is_held_by_a_live_process_only(tiny, near):
     code = (
         "import fcntl, json, sys, time; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX);"
         "json.dump({'pid': 4711, 'operator': 'ann@desk', 'doing': 'push', 'since': 0}, f); f.flush();"
-        "print('held', flush=True); time.sleep(60)"
+        "print('held', flush=True); time.sleep(600)"
     )
     holder = subprocess.Popen([sys.executable, "-c", code, tiny.state / "lock"], stdout=subprocess.PIPE)
     try:
@@ -265,7 +265,7 @@ def test_the_lock_is_held_by_a_live_process_only(tiny, near):
 def test_running_servers_are_named(tiny, near):
     """A process that imported the old code keeps it until it is restarted (cpython#124170, omnigent#4539)."""
     bundle, files = bundle_for(tiny.root, {"srt/a.py": b"VALUE = 5\n"})
-    code = "import sglang.srt.a, time; print('up', flush=True); time.sleep(60)"
+    code = "import sglang.srt.a, time; print('up', flush=True); time.sleep(600)"
     server = subprocess.Popen([tiny.python, "-c", code], stdout=subprocess.PIPE, cwd="/")
     try:
         assert server.stdout is not None

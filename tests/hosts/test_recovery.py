@@ -12,6 +12,7 @@ import pytest
 from tests.support.agents import FULL, sabotaged
 from tests.support.installs import bundle_for
 from tests.support.trees import differences, listing
+from tests.support.waiting import HANG
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConnectionFailedError, OverlayError, RolledBackError
@@ -169,6 +170,6 @@ def test_the_agent_goes_on_when_its_client_is_gone(tiny, tmp_path):
     child.stdin.close()
     child.stdout.close()
     child.stderr.close()
-    assert child.wait(timeout=30) == 0
+    assert child.wait(timeout=HANG) == 0
     with open_transport(tiny.host()) as transport:
         assert deploy.status(transport).state == "applied"

@@ -17,10 +17,9 @@ from tests.support.trials import (
     failed,
     push,
     states,
-    suppressed,
     tree,
-    until,
 )
+from tests.support.waiting import HANG, until
 
 from ddtree_overlay import deploy
 from ddtree_overlay.config import Host
@@ -29,13 +28,21 @@ from ddtree_overlay.errors import (
     RolledBackError,
 )
 from ddtree_overlay.hosts.transport import open_transport
+from ddtree_overlay.remote.asking import ask
 
 
 def test_a_push_whose_server_comes_up_with_the_overlay_is_good(host: Host, server: Server):
     """Pushed, restarted, and proven by what the live server reports and by a token that it makes (Hyperloom#516)."""
     old, lines = server.info()["pid"], []
+    held = server.folder / "held"
+    held.touch()
 
-    done, proof = push(host, server, tell=lines.append)
+    def tell(line: str) -> None:
+        lines.append(line)
+        if "waiting for overlay" in line:
+            held.unlink(missing_ok=True)
+
+    done, proof = push(host, server, tell=tell)
 
     assert (done.state, done.current, proof.ok, proof.verdict) == ("good", True, True, "live")
     assert server.info()["speculative_ddtree_overlay_id"] == done.overlay_id
@@ -157,9 +164,10 @@ def test_a_server_with_an_api_key_is_asked_with_the_key_that_lies_on_its_host(
     script = server.folder / "keyed"
     script.write_text(f"#!/bin/sh\nKEY='open sesame' exec {server.restart[0]}\n")
     script.chmod(0o755)
-    subprocess.run([script], check=True, timeout=10)
+    subprocess.run([script], check=True, timeout=HANG)
     locked = replace(host, restart=(str(script),))
-    until(lambda: "speculative_algorithm" not in suppressed(server.info))
+    # What tells its algorithm without the key is the old server.
+    until(lambda: ask(server.url).kind == "denied")
 
     error = failed(locked, server, OverlayError)
     done, _ = push(replace(locked, health=server.health(api_key_file=str(key))), server)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,12 +19,17 @@ from tests.support.trials import (
     states,
     tree,
 )
+from tests.support.waiting import AGES, HANG, until
 
 from ddtree_overlay.config import Host
 from ddtree_overlay.errors import (
     RollbackIncompleteError,
     RolledBackError,
 )
+
+
+#: Nobody else's on this machine.
+SLEEP = f"sleep {AGES}.{os.getpid()}"
 
 
 def test_a_restart_that_restarts_nothing_is_noticed(host: Host, server: Server):
@@ -67,9 +71,10 @@ def test_a_restart_that_restarts_something_else_is_noticed(host: Host, server: S
     ("command", "says"),
     [
         (("sh", "-c", "echo --api-key hush-hush; exit 5"), "ended with exit status 5"),
-        (("sh", "-c", "trap '' TERM; sleep 60 & sleep 60"), "did not end in time; it was killed"),
+        (("sh", "-c", f"trap '' TERM; {SLEEP} & {SLEEP}"), "did not end in time; it was killed"),
         (("sh", "-c", "kill -9 $$"), "ended with signal 9"),
     ],
+    ids=["fails", "hangs", "killed"],
 )
 def test_a_restart_command_that_fails_or_hangs_is_rolled_back(
     host: Host, server: Server, command: tuple[str, ...], says: str
@@ -77,7 +82,8 @@ def test_a_restart_command_that_fails_or_hangs_is_rolled_back(
     """The old server was not touched, so the files go back and it serves on; what the command said is shown."""
     before, pid = tree(server), server.info()["pid"]
 
-    error = failed(replace(host, restart=command, restart_timeout=0.5), server, RolledBackError)
+    hangs = SLEEP in command[-1]
+    error = failed(replace(host, restart=command, restart_timeout=0.5 if hangs else HANG), server, RolledBackError)
 
     assert says in error.what
     assert "hush-hush" not in str(error)
@@ -85,19 +91,27 @@ def test_a_restart_command_that_fails_or_hangs_is_rolled_back(
     assert differences(before, tree(server)) == []
     assert server.info()["pid"] == pid
     assert states(host) == [("d-0001", "pending", False, True)]
-    if "sleep" in command[-1]:
-        assert not any(b"sleep\x0060" in c for c in command_lines()), "what the command had started still runs"
+    if hangs:
+        sleep = b"\0".join(map(str.encode, SLEEP.split()))
+        # What the command had started does not run on.
+        until(lambda: not any(sleep in c for c in command_lines()))
 
 
 def test_a_restart_that_stops_the_server_and_fails_has_tried_the_new_code(host: Host, server: Server):
     """Nothing serves any more: going back needs the same restart, and when that fails too the host needs a person."""
     before = tree(server)
-    stop = ("sh", "-c", f"kill $(cat {server.folder}/pid); sleep 0.3; exit 5")
+    there = "$(tr -d '\\0' < /proc/$pid/cmdline 2>/dev/null)"
+    gone = f'while [ -n "{there}" ]; do sleep 0.1; done'
+    stop = (
+        "sh",
+        "-c",
+        f"pid=$(cat {server.folder}/pid); kill $pid; {gone}; exit 5",
+    )
 
     error = failed(replace(host, restart=stop, health=server.health(1.0)), server, RollbackIncompleteError)
 
     assert "does not come up with base" in error.what and "exit status 5" in error.why
-    assert "kill $(cat " in error.next_step, "the manual lines are the restart command"
+    assert "kill $pid" in error.next_step, "the manual lines are the restart command"
     assert differences(before, tree(server)) == []
     assert states(host) == [("d-0001", "bad", False, True)]
 
@@ -110,14 +124,16 @@ def test_a_unit_that_systemd_gave_up_is_reset_before_it_is_started_again(
     microduck#143, omp-session-gateway#115.
     """
     monkeypatch.setenv("PATH", f"{server.folder / 'bin'}:{os.environ['PATH']}")
-    unit = server.install.host("gpu", restart_unit="sglang.service", restart_timeout=10.0, health=server.health(15.0))
+    unit = server.install.host(
+        "gpu", restart_unit="sglang.service", restart_timeout=HANG, health=server.health(2 * HANG)
+    )
     good, _ = push(unit, server)
-    before, start = tree(server), time.monotonic()
+    before = tree(server)
 
     error = failed(unit, server, RolledBackError, "crash")
 
+    # Which is not waited for any longer: after that time it would not be said.
     assert "no server came up: systemd has given sglang.service up" in error.what
-    assert time.monotonic() - start < 15, "a unit that was given up is not waited for"
     assert differences(before, tree(server)) == []
     assert server.info()["speculative_ddtree_overlay_id"] == good.overlay_id
     said = [line for line in (server.folder / "systemctl.log").read_text().splitlines() if "is-failed" not in line]

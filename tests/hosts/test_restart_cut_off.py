@@ -3,28 +3,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
-import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from tests.support.servers import Server
-from tests.support.sshd import SshServer, sessions_of
+from tests.support.sshd import SshServer, kill_sessions
 from tests.support.trees import differences
 from tests.support.trials import (
-    agents,
+    ended,
     failed,
     in_background,
+    kill_agents,
+    phase,
     push,
     states,
     tree,
     trial,
-    until,
 )
+from tests.support.waiting import AGES, until
 
 from ddtree_overlay import deploy
 from ddtree_overlay.config import Host
@@ -53,15 +52,9 @@ def test_a_rollback_whose_server_does_not_come_up_is_incomplete(host: Host, serv
     (server.folder / "broken").unlink()
     by_hand, _, here = error.next_step.removeprefix("on the host: ").partition("\n")
     assert here == "ddtree-overlay status --host gpu"
-    deadline = time.monotonic() + 10
     ran = subprocess.run(["sh", "-c", by_hand.replace("curl -fsS", "true")], check=False, capture_output=True)
     assert ran.returncode == 0, ran.stderr
-    while time.monotonic() < deadline:
-        with contextlib.suppress(OSError):
-            if server.info()["speculative_ddtree_overlay_id"] == good.overlay_id:
-                return
-        time.sleep(0.1)
-    pytest.fail("the manual lines did not bring the server up")
+    server.runs(good.overlay_id)
 
 
 def test_files_that_cannot_be_put_back_make_it_incomplete(host: Host, server: Server):
@@ -86,15 +79,11 @@ def test_a_host_goes_back_by_itself_when_the_client_is_cut_off(host: Host, serve
     good, _ = push(host, server)
     before = tree(server)
     thread = in_background(replace(host, health=server.health(4.0)), server, "dumb")
-    until(lambda: trial(server).get("phase") == "the server was waited for" and trial(server)["id"] == "d-0002")
+    until(lambda: phase(server) == ("d-0002", "the server was waited for"))
 
-    for pid in sessions_of(sshd):
-        name = Path(f"/proc/{pid}/comm").read_text().strip()
-        if name.startswith("sshd"):
-            os.kill(pid, signal.SIGKILL)
-    thread.join(20)
+    kill_sessions(sshd)
+    ended(thread, server)
 
-    until(lambda: not agents(server))
     assert states(host) == [("d-0001", "good", True, False), ("d-0002", "bad", False, True)]
     assert differences(before, tree(server)) == []
     assert server.info()["speculative_ddtree_overlay_id"] == good.overlay_id
@@ -103,8 +92,8 @@ def test_a_host_goes_back_by_itself_when_the_client_is_cut_off(host: Host, serve
 
 def test_a_second_pusher_is_refused_while_a_server_is_waited_for(host: Host, server: Server):
     """The lock is held through the restart and the health check (kamal#1930)."""
-    thread = in_background(replace(host, health=server.health(2.5)), server, "dumb")
-    until(lambda: trial(server).get("phase") == "the server was waited for")
+    thread = in_background(replace(host, health=server.health(AGES)), server, "dumb")
+    until(lambda: phase(server) == ("d-0001", "the server was waited for"))
 
     with open_transport(host) as transport:
         found = deploy.status(transport)
@@ -112,13 +101,13 @@ def test_a_second_pusher_is_refused_while_a_server_is_waited_for(host: Host, ser
     with pytest.raises(LockedError, match=r"alice .* has been running a push with a restart here"):
         push(host, server, mark="second")
 
-    thread.join(20)
-    until(lambda: not agents(server))
-    assert states(host) == [("d-0001", "bad", False, True)]
+    (server.folder / "awake").touch()
+    ended(thread, server)
+    assert states(host) == [("d-0001", "good", True, False)]
 
 
 @pytest.mark.parametrize(
-    ("name", "phase", "state", "kept"),
+    ("name", "at", "state", "kept"),
     [
         ("d-0001", "the server was restarted", "applied", ("d-0001", "pending", True, False)),
         ("d-0001", "the server was waited for", "applied", ("d-0001", "pending", True, False)),
@@ -127,28 +116,33 @@ def test_a_second_pusher_is_refused_while_a_server_is_waited_for(host: Host, ser
     ],
 )
 def test_an_agent_that_is_killed_leaves_a_state_that_says_what_to_do(
-    host: Host, server: Server, *, name: str, phase: str, state: str, kept: tuple[str, str, bool, bool]
+    host: Host, server: Server, *, name: str, at: str, state: str, kept: tuple[str, str, bool, bool]
 ):
     """kill -9 in each phase: all files or none, the next contact sees how far it came, and the next push heals it."""
-    slow = server.folder / "slow"
-    slow.write_text(f"#!/bin/sh\n[ -e {server.folder}/fast ] || sleep 1\nexec {server.restart[0]}\n")
-    slow.chmod(0o755)
-    timeout = 0.5 if name == "base" and "restarted" in phase else 2.0
-    thread = in_background(replace(host, restart=(str(slow),), health=server.health(timeout)), server, "dumb")
+    # Told which overlay it is for; the one that the agent is killed in does not end before.
+    held = f"echo $$ > {server.folder}/restarting; exec sleep {AGES}"
+    script = server.folder / "script"
+    stands_still = f'[ -{"z" if name == "base" else "n"} "$DDTREE_OVERLAY_ID" ]' if "restarted" in at else "false"
+    script.write_text(f"#!/bin/sh\nif {stands_still}; then {held}; fi\nexec {server.restart[0]}\n")
+    script.chmod(0o755)
     if name == "base":
-        until(lambda: trial(server).get("phase") == "the server was waited for")
         # Neither the new state nor the old one comes up.
         (server.folder / "broken").touch()
-    until(lambda: (trial(server).get("id"), trial(server).get("phase")) == (name, phase))
-    for pid in agents(server):
-        os.kill(pid, signal.SIGKILL)
-    thread.join(20)
+    health = server.health(2.0 if name == "base" else AGES)
+    thread = in_background(replace(host, restart=(str(script),), restart_timeout=AGES, health=health), server, "dumb")
+    until(lambda: phase(server) == (name, at))
+    if "restarted" in at:
+        until((server.folder / "restarting").exists)
+    kill_agents(server)
+    if "restarted" in at:
+        os.kill(int((server.folder / "restarting").read_text()), signal.SIGKILL)
+    ended(thread, server)
 
     with open_transport(host) as transport:
         found = deploy.status(transport)
     text = "\n".join(plain(line) for line in status_lines(found))
     assert (found.state, found.unfinished, states(host)) == (state, "", [kept])
-    assert f"the trial of {name} was cut off while {phase}" in text
+    assert f"the trial of {name} was cut off while {at}" in text
     assert ("ddtree-overlay push --host gpu --restart" in text) == (state == "applied")
 
     (server.folder / "broken").unlink(missing_ok=True)

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from tests.support.installs import ADDED, EDITED, bundle_for, overlay_for, tiny_package
 from tests.support.trees import differences, listing
+from tests.support.waiting import HANG
 
 from ddtree_overlay import deploy
 from ddtree_overlay.errors import ConflictError, OverlayError
@@ -82,10 +83,10 @@ def test_pushes_and_purges_at_the_same_time_are_one_after_the_other(tiny):
             return None
 
     with ThreadPoolExecutor(4) as pool:
-        pushes = [lambda t: deploy.push(t, plan, files, operator="x", lock_wait=30).id] * 4
+        pushes = [lambda t: deploy.push(t, plan, files, operator="x", lock_wait=HANG).id] * 4
         # Those who waited find their overlay in place.
         assert set(pool.map(attempt, pushes)) == {"d-0001"}
-        purges = [lambda t: deploy.rollback(t, purge=True, lock_wait=30).undone] * 4
+        purges = [lambda t: deploy.rollback(t, purge=True, lock_wait=HANG).undone] * 4
         assert sorted(filter(None, pool.map(attempt, purges))) == [("d-0001",)]
     assert differences(before, listing(tiny.site)) == []
 

@@ -3,18 +3,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import threading
-import time
 
 import pytest
 from tests.support.installs import overlay_for
+from tests.support.ports import free_port
 from tests.support.sshd import SshServer, new_lines
 from tests.support.statuses import status_of
 from tests.support.trees import differences, listing
+from tests.support.waiting import AGES, HANG, no_hang, until
 from tests.support.wheels import CACHE
 
 from ddtree_overlay import deploy
@@ -37,9 +39,7 @@ def test_the_whole_way_over_ssh(sshd, sglang):
 
 def test_unreachable_host(sshd):
     """A closed port: exit code 8 with address and port."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     with pytest.raises(ConnectionFailedError, match=f"port {port}: Connection refused") as caught:
         status_of(sshd.host(port=port))
     assert caught.value.exit_code == 8
@@ -50,10 +50,8 @@ def test_a_mute_server_does_not_hang_us(sshd):
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
-        start = time.monotonic()
-        with pytest.raises(ConnectionFailedError, match="no SSH connection"):
+        with no_hang(), pytest.raises(ConnectionFailedError, match="no SSH connection"):
             status_of(sshd.host(port=sock.getsockname()[1], timeout=1.0))
-    assert time.monotonic() - start < 5
 
 
 @pytest.mark.parametrize(
@@ -108,14 +106,17 @@ def test_modules_in_the_home_folder_are_not_imported(sshd, tiny):
 
 @pytest.mark.parametrize("way", ["ssh", "local"])
 def test_a_process_that_keeps_the_streams_open_is_not_waited_for(sshd, tiny, tmp_path, way):
-    """`sleep 25 &` in a start-up file inherits stdout; the answer counts as soon as it is whole."""
+    """`sleep 600 &` in a start-up file inherits stdout; the answer counts as soon as it is whole."""
     leaving = tmp_path / "python"
-    leaving.write_text(f'#!/bin/sh\nsleep 25 &\nexec {tiny.python} "$@"\n')
+    leaving.write_text(f'#!/bin/sh\nsleep {AGES} &\necho $! > {tmp_path}/pid\nexec {tiny.python} "$@"\n')
     leaving.chmod(0o755)
-    over = {"python": str(leaving), "timeout": 6.0}
-    start = time.monotonic()
-    assert status_of(sshd.host(**over) if way == "ssh" else tiny.host(**over)).state == "pristine"
-    assert time.monotonic() - start < 6
+    over = {"python": str(leaving), "timeout": 2 * HANG}
+    try:
+        with no_hang():
+            assert status_of(sshd.host(**over) if way == "ssh" else tiny.host(**over)).state == "pristine"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
 
 
 def test_a_lot_of_output_on_both_streams_does_not_deadlock(sshd, tiny, tmp_path):
@@ -124,20 +125,21 @@ def test_a_lot_of_output_on_both_streams_does_not_deadlock(sshd, tiny, tmp_path)
     flood = "head -c 5000000 /dev/zero | tr '\\0' x"
     loud.write_text(f'#!/bin/sh\n{flood} >&2\n{flood}\nexec {tiny.python} "$@"\n')
     loud.chmod(0o755)
-    start = time.monotonic()
     assert status_of(sshd.host(python=str(loud))).state == "pristine"
-    assert time.monotonic() - start < 10
 
 
 def test_a_stalled_agent_is_given_up(sshd, tmp_path):
     """No byte for `timeout` seconds ends the call (paramiko#1815: recv_exit_status ignores timeouts)."""
     slow = tmp_path / "python"
-    slow.write_text("#!/bin/sh\nexec sleep 30\n")
+    slow.write_text(f"#!/bin/sh\nexec sleep {AGES}\n")
     slow.chmod(0o755)
-    start = time.monotonic()
-    with pytest.raises(ConnectionFailedError, match="no sign of life for 1 s"):
-        status_of(sshd.host(python=str(slow), timeout=1.0))
-    assert time.monotonic() - start < 6
+    with (
+        no_hang(),
+        pytest.raises(ConnectionFailedError, match="no sign of life for 1 s"),
+        open_transport(sshd.host(python=str(slow))) as transport,
+    ):
+        # The connection itself may take longer than that.
+        transport.call("status", {}, timeout=1.0)
 
 
 def test_a_killed_agent_is_a_lost_connection(sshd, tmp_path):
@@ -153,13 +155,11 @@ def test_a_connection_that_drops_is_reported(tmp_path, tiny, sshd):
     """The session is killed while the agent runs: a clear error, and no hang."""
     marker = tmp_path / "started"
     slow = tmp_path / "python"
-    slow.write_text(f"#!/bin/sh\necho $PPID > {marker}.tmp; mv {marker}.tmp {marker}; exec sleep 30\n")
+    slow.write_text(f"#!/bin/sh\necho $PPID > {marker}.tmp; mv {marker}.tmp {marker}; exec sleep {AGES}\n")
     slow.chmod(0o755)
 
     def drop():
-        deadline = time.monotonic() + 10
-        while not marker.exists() and time.monotonic() < deadline:
-            time.sleep(0.02)
+        until(marker.exists)
         os.kill(int(marker.read_text()), signal.SIGKILL)
 
     thread = threading.Thread(target=drop)
@@ -223,7 +223,7 @@ def test_a_request_that_is_cut_short_changes_nothing(tiny):
     )
     for size in (0, 5, 1000, len(request) // 2, len(request) - 3):
         words = [tiny.python, "-c", protocol.BOOTSTRAP, "mark"]
-        done = subprocess.run(words, input=request[:size], capture_output=True, check=False, timeout=30)
+        done = subprocess.run(words, input=request[:size], capture_output=True, check=False, timeout=HANG)
         assert done.stdout == b""
     assert differences(before, listing(tiny.site)) == []
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from tests.support.servers import Server
 from tests.support.trees import differences
+from tests.support.waiting import HANG
 
 from ddtree_overlay import deploy, doctor, export, proving
 from ddtree_overlay.errors import ConflictError, RolledBackError
@@ -98,7 +99,7 @@ def test_an_export_after_an_upgrade(case: Case, tmp_path: Path):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(data)
         command = [case.install.python, folder / "apply.py", *words]
-        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(command, cwd="/", capture_output=True, text=True, timeout=HANG, check=False)
         return done.returncode, json.loads(done.stdout)
 
     case.upgrade()
@@ -175,7 +176,7 @@ def test_a_file_of_the_old_release_never_comes_back(case: Case):
 
 def test_a_server_that_was_started_before_an_upgrade_has_older_code(case: Case):
     """It does not matter who replaced the files: pip, or a push."""
-    code = "import sglang.srt.a, time; print('up', flush=True); time.sleep(60)"
+    code = "import sglang.srt.a, time; print('up', flush=True); time.sleep(600)"
     time.sleep(0.2)
     server = subprocess.Popen([case.install.python, "-c", code], stdout=subprocess.PIPE, cwd="/")
     try:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tests.support.waiting import hold
+
 from ddtree_overlay.hosts import protocol
 
 
@@ -29,6 +31,11 @@ _m.{function} = _deadly
 """
 KILL = "import os; os.kill(os.getpid(), 9)"
 FULL = "raise OSError(28, 'No space left on device')"
+
+
+def standing_still(folder: Path) -> str:
+    """An action that makes the file `there` in `folder` and goes on once there is a file `go` as well."""
+    return f"exec({hold(folder / 'there', folder / 'go')!r})"
 
 
 @contextlib.contextmanager

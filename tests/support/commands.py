@@ -6,9 +6,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.support.waiting import HANG
 
 
 @dataclass(frozen=True)
@@ -23,6 +27,35 @@ class Ran:
     def json(self) -> dict[str, Any]:
         """The one object on stdout."""
         return json.loads(self.out)
+
+
+def begin(folder: Path, home: Path, *words: str) -> subprocess.Popen[str]:
+    """Start the command line in `folder`; it goes on beside the test."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "ddtree_overlay", *words],
+        cwd=folder,
+        env=clean_environ(home),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def heard(process: subprocess.Popen[str], text: str) -> str:
+    """The lines that the process writes to stderr until one has `text` in it."""
+    assert process.stderr
+    lines = [""]
+    while text not in lines[-1]:
+        lines.append(process.stderr.readline())
+        assert lines[-1], f"it ended without {text!r}: {''.join(lines)}"
+    return "".join(lines)
+
+
+def outcome(process: subprocess.Popen[str], before: str = "") -> Ran:
+    """What the process did, `before` having been read from its stderr."""
+    out, err = process.communicate(timeout=4 * HANG)
+    return Ran(process.returncode, out, before + err)
 
 
 def clean_environ(home: Path) -> dict[str, str]:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 from tests.support.installs import Install, bundle_for, new_venv, tiny_package
 from tests.support.trees import Listing, differences, listing
+from tests.support.waiting import HANG, hold, until
 
+from ddtree_overlay.remote import lock
 from ddtree_overlay.workspace import Workspace
 
 
@@ -24,7 +26,7 @@ RESULTS = {"srt/a.py": b"VALUE = 5\n", "srt/b.py": b"VALUE = 6\n", "srt/new/c.py
 
 #: Python's own hook at start-up: the agent runs under an interpreter that does `action` in place of a rename.
 _HOOK = """
-import os, pathlib, time
+import os, pathlib
 _real = os.replace
 def replace(source, target, **k):
     if str(target).endswith({at!r}) and pathlib.Path({arm!r}).exists():
@@ -34,7 +36,6 @@ os.replace = replace
 """
 FULL = "raise OSError(28, 'No space left on device')"
 KILLED = "os.kill(os.getpid(), 9)"
-SLOW = "pathlib.Path({arm!r}).with_name('busy').touch(); time.sleep(1.5)"
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Machine:
         """The host as a table of deploy.toml."""
         python = str(self.install.python)
         local = f'[hosts.{self.name}]\ntransport = "local"\npython = "{python}"\n'
-        return f"{self.server.toml(self.name, python) if self.server else local}timeout = 5\n"
+        return f"{self.server.toml(self.name, python) if self.server else local}timeout = {HANG}\n"
 
     def sabotage(self, action: str, at: str = "/sglang/srt/b.py") -> Path:
         """From now on, `action` happens when a file is renamed to `at`; removing the file that is given ends it."""
@@ -60,10 +61,22 @@ class Machine:
         (self.install.site / "sitecustomize.py").write_text(text)
         return arm
 
-    @property
-    def busy(self) -> Path:
-        """Exists once a `SLOW` rename has begun."""
-        return self.install.site.parent / "busy"
+    def stop_in_the_middle(self) -> None:
+        """From now on a swap stands still until `go_on`."""
+        folder = self.install.site.parent
+        self.sabotage(f"exec({hold(folder / 'busy', folder / 'go')!r})")
+
+    def wait_until_busy(self) -> None:
+        """Wait until a swap stands still."""
+        until((self.install.site.parent / "busy").exists)
+
+    def go_on(self) -> None:
+        """Let it go on, and all that follow."""
+        (self.install.site.parent / "go").touch()
+
+    def wait_until_idle(self) -> None:
+        """Wait until nobody holds the lock."""
+        until(lambda: lock.holder(self.install.state) is None)
 
     def changed(self) -> list[str]:
         """What is not as it was in the package; compiled files that Python made do not count."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.waiting import HANG
+
 from ddtree_overlay.config import Host
 from ddtree_overlay.manifest import Bundle, Change, sha256
 
@@ -50,7 +52,7 @@ class Install:
             cwd="/",
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=HANG,
             check=True,
         )
         return done.stdout.strip()

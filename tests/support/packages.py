@@ -93,7 +93,7 @@ class Pip:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "PYTHON", "VIRTUAL_ENV"))}
         env |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_CACHE_DIR": "1"}
         command = [sys.executable, "-m", "pip", "--python", self.python, *words]
-        done = subprocess.run(command, env={**env, **more}, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(command, env={**env, **more}, capture_output=True, text=True, check=False, timeout=240)
         return done.returncode, done.stderr
 
 
@@ -107,5 +107,5 @@ class Uv:
         env = {k: v for k, v in os.environ.items() if not k.startswith(("UV_", "VIRTUAL_ENV"))}
         env |= {"UV_CACHE_DIR": str(self.cache), "UV_OFFLINE": "1", "UV_LINK_MODE": "hardlink", "UV_NO_CONFIG": "1"}
         uv = Path(sys.executable).with_name("uv")
-        done = subprocess.run([uv, *words], env=env, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run([uv, *words], env=env, capture_output=True, text=True, check=False, timeout=240)
         assert done.returncode == 0, done.stderr

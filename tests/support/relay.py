@@ -8,6 +8,8 @@ import socket
 import threading
 from types import TracebackType
 
+from tests.support.ports import free_port
+
 
 class Relay:
     """Accepts connections and passes them on to `port`; a context manager.
@@ -26,7 +28,8 @@ class Relay:
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
         self._over = threading.Event()
-        self._listener = socket.create_server(("127.0.0.1", listen))
+        self._hung_up = False
+        self._listener = socket.create_server(("127.0.0.1", listen or free_port()))
         self.port: int = self._listener.getsockname()[1]
         self.passed = {"up": 0, "down": 0}
 
@@ -41,9 +44,11 @@ class Relay:
         self._close([self._listener])
 
     def hang_up(self) -> None:
-        """Close every connection."""
+        """Close every connection, and those that come later."""
         self._over.set()
-        self._close(self._sockets)
+        with self._lock:
+            self._hung_up = True
+            self._close(self._sockets)
 
     def _accept(self) -> None:
         while True:
@@ -52,7 +57,10 @@ class Relay:
                 server = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 return
-            self._sockets += [client, server]
+            with self._lock:
+                self._sockets += [client, server]
+                if self._hung_up:
+                    self._close([client, server])
             for name, source, sink in (("up", client, server), ("down", server, client)):
                 threading.Thread(target=self._pump, args=(name, source, sink), daemon=True).start()
 

@@ -9,24 +9,32 @@ import json
 import os
 import shutil
 import signal
-import socket
 import stat
+import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.support.installs import Install, bundle_for
+from tests.support.ports import free_port
+from tests.support.waiting import HANG, patience, until
 
 from ddtree_overlay.config import Health
 from ddtree_overlay.manifest import OVERLAY_ID_PATH, Bundle, overlay_id_module
 
 
-#: What the overlay's code makes of the server.
+#: What the overlay's code makes of the server. A dumb one generates from when the file `awake` is in its folder, and
+#: while `held` is there no server begins to listen.
 MODES = ("well", "crash", "dumb", "dflash", "mute")
 
 _SERVER = """
 import http.server, json, os, sys, time
+
+
+def there(name):
+    return os.path.exists(os.path.join(os.path.dirname(__file__), name))
+
 
 port = int(sys.argv[1])
 try:
@@ -34,7 +42,7 @@ try:
     from sglang.srt.speculative.ddtree.tree import MODE
 except ImportError:
     OVERLAY_ID, MODE = None, "base"
-if MODE == "crash" or os.path.exists(os.path.join(os.path.dirname(__file__), "broken")):
+if MODE == "crash" or there("broken"):
     print("CUDA error: api_key='hush-hush'", flush=True)
     sys.exit(3)
 
@@ -42,12 +50,13 @@ if MODE == "crash" or os.path.exists(os.path.join(os.path.dirname(__file__), "br
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if MODE == "mute":
-            time.sleep(60)
+            time.sleep(600)
         algorithm = {"base": None, "dflash": "DFLASH"}.get(MODE, "DDTREE")
         info = {"speculative_algorithm": algorithm, "api_key": "hush-hush", "pid": os.getpid()}
         if OVERLAY_ID:
             info["speculative_ddtree_overlay_id"] = OVERLAY_ID
-        known = {"/get_server_info": (200, info), "/health_generate": (503 if MODE == "dumb" else 200, {})}
+        dumb = MODE == "dumb" and not there("awake")
+        known = {"/get_server_info": (200, info), "/health_generate": (503 if dumb else 200, {})}
         code, answer = known.get(self.path, (404, {}))
         if "KEY" in os.environ and self.headers.get("Authorization") != "Bearer " + os.environ["KEY"]:
             code, answer = (401, {}) if not self.path.startswith("/health") else (code, answer)
@@ -61,7 +70,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-end = time.monotonic() + 5
+while there("held"):
+    time.sleep(0.02)
+end = time.monotonic() + 60
 while True:
     try:
         server = http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler)
@@ -121,15 +132,14 @@ class Server:
     install: Install
     folder: Path
     port: int
+    #: How long each start took.
+    starts: list[float] = field(default_factory=list, compare=False)
 
     @classmethod
     def create(cls, install: Install, folder: Path) -> Server:
         """Write the server and its restart scripts; nothing runs yet."""
         folder.mkdir()
-        with socket.socket() as sock:
-            sock.bind(("127.0.0.1", 0))
-            port = sock.getsockname()[1]
-        server = cls(install, folder, port)
+        server = cls(install, folder, free_port())
         (folder / "sglang_server.py").write_text(_SERVER)
         server._script("restart", _RESTART)
         (folder / "bin").mkdir()
@@ -150,9 +160,14 @@ class Server:
         """A restart command that works."""
         return (str(self.folder / "restart"),)
 
-    def health(self, timeout: float = 10.0, **more: Any) -> Health:
-        """How to ask the server."""
-        return Health(f"http://127.0.0.1:{self.port}", timeout, **more)
+    def health(self, timeout: float = HANG, **more: Any) -> Health:
+        """How to ask the server; `timeout` is as much longer as a start takes longer than on an idle machine."""
+        return Health(self.url, patience(timeout, max(self.starts, default=0.0)), **more)
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.port}"
 
     def overlay(self, mode: str = "well", mark: str = "") -> tuple[Bundle, dict[str, bytes]]:
         """An overlay that makes the server behave as `mode`; `mark` makes it another one."""
@@ -167,19 +182,30 @@ class Server:
 
     def start(self) -> dict[str, Any]:
         """Start it by its own restart script, and wait until it answers; gives what it says."""
-        import subprocess
+        began = time.monotonic()
+        subprocess.run(self.restart, check=True, timeout=HANG)
+        found = until(self.heard, said=(self.folder / "server.log").read_text)
+        self.starts.append(time.monotonic() - began)
+        return found
 
-        subprocess.run(self.restart, check=True, timeout=10)
-        end = time.monotonic() + 10
-        while True:
-            with contextlib.suppress(OSError):
-                return self.info()
-            assert time.monotonic() < end, (self.folder / "server.log").read_text()
-            time.sleep(0.05)
+    def heard(self) -> dict[str, Any]:
+        """As `info`; empty while nobody answers, or somebody is ended in the middle of an answer."""
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            return self.info()
+        return {}
+
+    def runs(self, overlay_id: str | None) -> dict[str, Any]:
+        """Wait until the server reports `overlay_id`; gives what it says."""
+
+        def seen() -> dict[str, Any]:
+            found = self.heard()
+            return found if found and found.get("speculative_ddtree_overlay_id") == overlay_id else {}
+
+        return until(seen, said=(self.folder / "server.log").read_text)
 
     def info(self) -> dict[str, Any]:
         """What the server says of itself."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=HANG)
         try:
             connection.request("GET", "/get_server_info")
             return dict(json.loads(connection.getresponse().read()))

@@ -12,6 +12,7 @@ import dataclasses
 import getpass
 import os
 import pwd
+import re
 import shlex
 import shutil
 import signal
@@ -23,13 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from tests.support.ports import free_port
 from tests.support.sshd_binary import Binary, SshdUnavailable, find_sshd, run_tool
+from tests.support.waiting import HANG, until
 
 from ddtree_overlay.config import Host
 
 
-START_SECONDS = 15
 _PRIVSEP_FOLDER = Path("/run/sshd")
+#: A line about the end of a connection, and the client's port.
+_ENDED = r"(?:Connection (?:reset|closed) by|Disconnected from|Read error from|.*_fatal: ).*?port (\d+)"
 
 
 @dataclass
@@ -57,7 +61,7 @@ class SshServer:
         """
         binary = find_sshd(cache)
         folder.mkdir(parents=True, exist_ok=True)
-        port = _free_port()
+        port = free_port()
         _write_files(folder, port, options, bashrc)
         words = _command(binary, folder, namespace)
         with (folder / "log").open("wb") as log:
@@ -73,9 +77,9 @@ class SshServer:
         return server
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + HANG
         while time.monotonic() < deadline and self.process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1) as sock:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=HANG) as sock:
                 if sock.recv(4) == b"SSH-":
                     return
             time.sleep(0.05)
@@ -111,7 +115,7 @@ class SshServer:
             identity_file=str(self.identity),
             known_hosts=str(self.known_hosts),
             ssh_config="/dev/null",
-            timeout=30.0,
+            timeout=HANG,
         )
         return dataclasses.replace(host, **over)
 
@@ -130,7 +134,7 @@ class SshServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         try:
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=HANG)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -153,15 +157,29 @@ def sessions_of(server: SshServer) -> list[int]:
     return found
 
 
+def kill_sessions(server: SshServer) -> None:
+    """End the server's open connections as a broken machine does; what was started in them goes on."""
+    for pid in sessions_of(server):
+        # Connections of earlier tests may end by themselves at any moment.
+        with contextlib.suppress(OSError):
+            if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                os.kill(pid, signal.SIGKILL)
+
+
 def new_lines(server: SshServer, before: str) -> str:
-    """What sshd has logged since `before`, once it has noticed that the client is gone."""
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        text = server.log()[len(before) :]
-        if "Connection reset" in text or "Connection closed" in text or "Disconnected" in text:
-            return text
-        time.sleep(0.05)
-    return server.log()[len(before) :]
+    """What sshd has logged of the connections that began since `before`, once all of them have ended; there is one.
+
+    Earlier ones may end meanwhile: their lines are left out.
+    """
+
+    def ended() -> list[str]:
+        lines = server.log()[len(before) :].splitlines()
+        begun = {found[1] for line in lines if (found := re.match(r"Connection from \S+ port (\d+)", line))}
+        over = {found[1] for line in lines if (found := re.match(_ENDED, line))}
+        ours = [line for line in lines if not (found := re.search(r"port (\d+)", line)) or found[1] in begun]
+        return ours if begun and begun <= over else []
+
+    return "\n".join([*until(ended, said=lambda: server.log()[len(before) :]), ""])
 
 
 def _children(parent: int) -> list[int]:
@@ -172,12 +190,6 @@ def _children(parent: int) -> list[int]:
             if int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) == parent:
                 found.append(int(folder.name))
     return found
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 def _write_files(folder: Path, port: int, options: str, bashrc: str) -> None:

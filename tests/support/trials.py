@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from tests.support.servers import Server
 from tests.support.trees import listing
+from tests.support.waiting import HANG, until
 
 from ddtree_overlay import deploy, proving
 from ddtree_overlay.config import Host
@@ -22,6 +24,7 @@ from ddtree_overlay.errors import (
 )
 from ddtree_overlay.hosts.transport import open_transport
 from ddtree_overlay.plans import Deployment
+from ddtree_overlay.remote import lock
 
 
 def tree(server: Server) -> dict[str, str]:
@@ -63,18 +66,35 @@ def in_background(host: Host, server: Server, mode: str, mark: str = "") -> thre
     return thread
 
 
-def until(condition: Callable[[], Any], seconds: float = 15.0) -> Any:
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
-    return found
+def ended(thread: threading.Thread, server: Server) -> None:
+    """Wait for a push of `in_background` and for what it has started on the host."""
+    thread.join(HANG)
+    assert not thread.is_alive()
+    idle(server)
+
+
+def idle(server: Server) -> None:
+    """Wait until nobody changes the host: a state is seen before whoever made it has let go of the lock."""
+    until(lambda: not agents(server) and lock.holder(server.install.state) is None)
+
+
+def kill_agents(server: Server) -> None:
+    for pid in agents(server):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    idle(server)
 
 
 def trial(server: Server) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):
         return dict(json.loads((server.install.state / "trial.json").read_bytes()))
     return {}
+
+
+def phase(server: Server) -> tuple[str, str] | None:
+    """Of what the host is trying, and how far it is; None when nothing is tried."""
+    found = trial(server)
+    return (found["id"], found["phase"]) if found else None
 
 
 def agents(server: Server) -> list[int]:
@@ -87,12 +107,6 @@ def agents(server: Server) -> list[int]:
             if words[0] == python and any(w.startswith(b"ddtree-") for w in words):
                 found.append(int(path.parent.name))
     return found
-
-
-def suppressed(call: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    with contextlib.suppress(OSError):
-        return call()
-    return {"speculative_algorithm": "down"}
 
 
 def command_lines() -> list[bytes]:

@@ -94,6 +94,8 @@ class Tunable:
     #: Steps by what they were drafted with; None: it does not count.
     steps: dict[str, int] | None = field(default_factory=dict)
     flying: int = 0
+    #: How often it was asked how busy it is.
+    asked: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def __enter__(self) -> Tunable:
@@ -150,6 +152,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         counted = {} if server.steps is None else {"ddtree_steps": dict(server.steps)}
         pages: dict[str, Any] = {"/server_info": {**server.info, "internal_states": [counted]}}
         if server.load is not None:
+            server.asked += self.path.startswith("/v1/loads")
             rows = [{"num_running_reqs": server.load + server.flying, "num_waiting_reqs": 0}]
             pages["/v1/loads?include=core"] = {"loads": rows}
         self._answer(200 if self.path in pages else 404, pages.get(self.path, {"detail": "Not Found"}))
