@@ -215,6 +215,12 @@ def test_a_stalled_jump_host_does_not_hang_us(sshd, sglang, tmp_path):
                 deploy.push(transport, plan, files, operator="x")
 
 
+def test_a_busy_server_that_turns_one_away_late_is_asked_again(sshd, pin, tiny):
+    """It hangs up without a word, but not within a second: it has much to do."""
+    with Relay(sshd.port, late=1.5) as relay, open_transport(through(sshd, relay, pin, tiny.python)) as transport:
+        assert deploy.status(transport).state == "pristine"
+
+
 def test_a_server_that_turns_some_away_is_asked_again(tiny, tmp_path, monkeypatch):
     """Six connections at once through a door for two (MaxStartups), as a fleet's to its jump host (paramiko#664)."""
     # On a busy machine the two before take longer to log in than a client has patience for.

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from types import TracebackType
 
 from tests.support.ports import free_port
@@ -16,11 +17,19 @@ class Relay:
 
     `up` and `down` limit the bytes from and to the client, over all connections. When one limit is reached the relay
     either holds every byte back from then on, like a peer that has stalled, or (`drop`) closes both sides. With
-    `listen` it takes the place of an earlier relay.
+    `listen` it takes the place of an earlier relay. With `late` it turns the first connection away, after so many
+    seconds.
     """
 
     def __init__(
-        self, port: int, *, up: int | None = None, down: int | None = None, drop: bool = False, listen: int = 0
+        self,
+        port: int,
+        *,
+        up: int | None = None,
+        down: int | None = None,
+        drop: bool = False,
+        listen: int = 0,
+        late: float = 0.0,
     ) -> None:
         self._target = port
         self._left = {"up": up, "down": down}
@@ -29,6 +38,7 @@ class Relay:
         self._sockets: list[socket.socket] = []
         self._over = threading.Event()
         self._hung_up = False
+        self._late = late
         self._listener = socket.create_server(("127.0.0.1", listen or free_port()))
         self.port: int = self._listener.getsockname()[1]
         self.passed = {"up": 0, "down": 0}
@@ -54,6 +64,11 @@ class Relay:
         while True:
             try:
                 client, _ = self._listener.accept()
+                if self._late:
+                    time.sleep(self._late)
+                    client.close()
+                    self._late = 0.0
+                    continue
                 server = socket.create_connection(("127.0.0.1", self._target))
             except OSError:
                 return

@@ -22,7 +22,8 @@ MAX_OFFERS = 5
 KEEPALIVE_SECONDS = 15
 #: Before another attempt at a server that hung up without a word.
 PAUSES = (0.3, 0.8, 1.5, 3.0)
-_AT_ONCE_SECONDS = 1.0
+#: A busy machine needs a moment to turn somebody away.
+_AT_ONCE_SECONDS = 5.0
 
 
 def connect(host: Host, *, accept_new: bool, warnings: list[str]) -> list[paramiko.Transport]:
