@@ -152,7 +152,7 @@ def test_a_server_that_is_too_slow_is_an_error_of_each_request(run, tunable):
 def test_too_little_time_for_anything_is_a_failure(run, tunable):
     """No empty table."""
     tunable.seconds = {"chain": 600.0}
-    done = run("tune", "--url", tunable.url, "--no-plot", "--seconds", "2")
+    done = run("tune", "--url", tunable.url, "--no-plot", "--seconds", "6")
 
     assert done.code == 1 and "nothing was measured: the time is up" in done.err and "--seconds" in done.err
 

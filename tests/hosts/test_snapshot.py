@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 
 import pytest
+from tests.support.agents import sabotaged
 
 from ddtree_overlay import snapshots, wheels
 from ddtree_overlay.errors import ConflictError, OverlayError
 from ddtree_overlay.hosts.protocol import Reply
-from ddtree_overlay.hosts.transport import open_transport
 from ddtree_overlay.manifest import Manifest, sha256
 from ddtree_overlay.verify.mentions import WATCHED
 
@@ -76,34 +75,22 @@ def test_a_damaged_cache_is_not_trusted(here):
     assert same == files
 
 
-def test_a_file_that_changes_while_it_is_read_is_an_error(tiny):
+def test_a_file_that_changes_while_it_is_read_is_an_error(tiny, near, monkeypatch):
     """Something edits the package during the snapshot: refused, never half old and half new.
 
-    The editor leaves the file empty most of the time, so that comparing bytes alone would not notice.
+    It ends as it began, so that comparing bytes alone would not notice.
     """
     (tiny.root / "srt/speculative").mkdir()
     (tiny.root / "srt/speculative/dflash_worker.py").write_bytes(b"DFLASH = 1\n")
-    # Big enough that reading and hashing it takes longer than an edit.
-    (tiny.root / "srt/big.py").write_bytes(b"# dflash\n" * 8_000_000)
-    stop = threading.Event()
-
-    def edit():
-        count = 0
-        while not stop.is_set():
-            count += 1
-            (tiny.root / "srt/a.py").write_bytes(b"VALUE = %d # DFLASH\n" % count)
-
-    thread = threading.Thread(target=edit)
-    thread.start()
-    try:
-        with (
-            open_transport(tiny.host()) as transport,
-            pytest.raises(ConflictError, match=r"srt/a\.py changed while it was read"),
-        ):
-            snapshots.snapshot_host(transport, "x", ["srt/a.py"])
-    finally:
-        stop.set()
-        thread.join()
+    edited = tiny.root / "srt/a.py"
+    edit = f"open({str(edited)!r}, 'r+b').write({edited.read_bytes()!r})"
+    with (
+        sabotaged(monkeypatch, "reading", "entry", 2, edit),
+        pytest.raises(ConflictError, match=r"srt/a\.py changed while it was read"),
+    ):
+        snapshots.snapshot_host(near, "x", ["srt/a.py"])
+    manifest, _ = snapshots.snapshot_host(near, "x", ["srt/a.py"])
+    assert manifest.entry("srt/a.py") is not None
 
 
 def test_a_payload_that_does_not_match_its_digests_is_refused(here):
