@@ -151,7 +151,11 @@ def fleet(tmp_path):
             (server.folder / "restart-checked").write_text(f"#!/bin/sh\n{script}\n")
             (server.folder / "restart-checked").chmod(0o755)
             server.start()
-            sshds[name] = SshServer.start(tmp_path / f"{name}-sshd", CACHE)
+            # Where nobody else's temporary folders are.
+            (tmp_path / f"{name}-tmp").mkdir()
+            sshds[name] = SshServer.start(
+                tmp_path / f"{name}-sshd", CACHE, options=f"SetEnv TMPDIR={tmp_path}/{name}-tmp"
+            )
         with tempfile.TemporaryDirectory(prefix="cp-") as controls:
             yield Fleet(tmp_path, Path(controls), servers, sshds)
     except SshdUnavailable as e:
@@ -260,4 +264,4 @@ def test_a_rollout_goes_batch_by_batch_and_puts_a_failed_host_back(fleet, overla
     done = fleet.play("roll-out.yml", one, *BOTH, lost=True)
     assert (done.code, done.changed("first"), done.changed("second")) == (4, [PUSH], []), done.out
     assert fleet.live() == {"first": one_id, "second": None}
-    assert list(Path(tempfile.gettempdir()).glob("ddtree-*/apply.py")) == []
+    assert [list((fleet.folder / f"{name}-tmp").glob("ddtree-*")) for name in NAMES] == [[], []]
