@@ -33,8 +33,9 @@ def pytest_configure() -> None:
         target = _site / "sglang" / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
-    # Seeded sampling hashes in a compiled Triton kernel: on a CPU it is interpreted, and not compiled.
-    os.environ |= {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1"}
+    # Seeded sampling hashes in a compiled Triton kernel: on a CPU it is interpreted, and not compiled. Threads that
+    # wait for each other on a busy machine take longer than the small operations of these tests.
+    os.environ |= {"TRITON_INTERPRET": "1", "TORCHDYNAMO_DISABLE": "1", "OMP_NUM_THREADS": "1"}
     sys.path[:0] = [str(PROJECT / "tests/engine/standins"), str(_site)]
 
 

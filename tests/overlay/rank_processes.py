@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import multiprocessing
-import socket
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,32 +14,35 @@ from sglang.srt.distributed import init_distributed_environment, initialize_mode
 
 
 def answers_of(work: Callable[[int, int], Any], ranks: int, *, seconds: float) -> list[Any]:
-    """What `work(rank, ranks)` returns in a process of each rank, with SGLang's own group; fails where one raises."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    """What `work(rank, ranks)` returns in a process of each rank, with SGLang's own group; fails where one raises.
+
+    They meet at a file: a port that is free now may be somebody else's when the first rank gets so far.
+    """
     context = multiprocessing.get_context("fork")
     results = context.Queue()
-    processes = [context.Process(target=_process, args=(work, rank, ranks, port, results)) for rank in range(ranks)]
-    for process in processes:
-        process.start()
-    try:
-        every = dict(results.get(timeout=seconds) for _ in processes)
-    finally:
+    with tempfile.TemporaryDirectory() as folder:
+        meeting = (Path(folder) / "meeting").as_uri()
+        words = [(work, rank, ranks, meeting, results) for rank in range(ranks)]
+        processes = [context.Process(target=_process, args=one) for one in words]
         for process in processes:
-            process.join(20)
-            process.kill()
+            process.start()
+        try:
+            every = dict(results.get(timeout=seconds) for _ in processes)
+        finally:
+            for process in processes:
+                process.join(20)
+                process.kill()
     for answer in every.values():
         assert not isinstance(answer, Exception), answer
     return [every[rank] for rank in range(ranks)]
 
 
-def _process(work: Callable[[int, int], Any], rank: int, ranks: int, port: int, results: Any) -> None:
+def _process(work: Callable[[int, int], Any], rank: int, ranks: int, meeting: str, results: Any) -> None:
     torch.set_num_threads(1)  # a forked process has no pool of threads
     try:
         init_distributed_environment(
             world_size=ranks, rank=rank, local_rank=rank, backend="gloo",
-            distributed_init_method=f"tcp://127.0.0.1:{port}",
+            distributed_init_method=meeting,
         )  # fmt: skip
         initialize_model_parallel(tensor_model_parallel_size=ranks, backend="gloo")
         results.put((rank, work(rank, ranks)))

@@ -4,39 +4,46 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
-from sglang.srt.speculative.ddtree import stages
+import pytest
+from sglang.srt.speculative.ddtree import moments, stages
 from sglang.srt.speculative.ddtree.stages import DRAFT, REST, TREE, VERIFY, StageTimer
+from tests.overlay.host_clock import HostClock
 
 
 def steps(target: Path) -> list[dict]:
     return [json.loads(line) for line in target.read_text().splitlines()] if target.exists() else []
 
 
-def run_step(timer: StageTimer, *, verify_ms: float = 0.0, **facts: object) -> None:
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> HostClock:
+    """By which moments are taken."""
+    clock = HostClock()
+    monkeypatch.setattr(moments, "time", clock)
+    return clock
+
+
+def run_step(timer: StageTimer, **facts: object) -> None:
     timer.mark(DRAFT, facts)
     timer.mark(TREE, {})
     timer.mark(VERIFY, {"width": 9})
-    time.sleep(verify_ms / 1e3)
+    moments.time.sleep(0.02)
     timer.mark(REST, {})
 
 
-def test_a_step_is_split_from_its_begin_to_the_begin_of_the_next(tmp_path: Path) -> None:
+def test_a_step_is_split_from_its_begin_to_the_begin_of_the_next(tmp_path: Path, clock: HostClock) -> None:
     """The stages add up to the time from step to step, the pause of the scheduler included."""
     (tmp_path / "stages.on").touch()
     timer = StageTimer(str(tmp_path / "stages"))
-    start = time.perf_counter()
-    run_step(timer, verify_ms=20, batch=3)
-    time.sleep(0.03)
+    run_step(timer, batch=3)
+    clock.sleep(0.03)
     run_step(timer, batch=2)
-    spent = (time.perf_counter() - start) * 1e3
     (first,) = steps(tmp_path / "stages")
     assert (first["batch"], first["width"], list(first["ms"])) == (3, 9, [DRAFT, TREE, VERIFY, REST])
-    assert first["ms"][VERIFY] >= 20
-    assert first["ms"][REST] >= 30
-    assert sum(first["ms"].values()) <= spent
+    assert first["ms"][VERIFY] == pytest.approx(20, abs=0.1)
+    assert first["ms"][REST] == pytest.approx(30, abs=0.1)
+    assert sum(first["ms"].values()) == pytest.approx(50, abs=0.1)
 
 
 def test_a_prefill_between_two_steps_is_not_counted_as_the_rest_of_the_first(tmp_path: Path) -> None:

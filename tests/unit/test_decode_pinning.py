@@ -46,11 +46,11 @@ def test_every_cpu_is_of_one_core() -> None:
 def engine() -> Iterator[int]:
     """Processes with the titles of an engine's, below one without."""
     before = os.sched_getaffinity(0)
-    titles = "(exec -a sglang::scheduler sleep 60) & (exec -a sglang::detokenizer sleep 60) & wait"
+    titles = "(exec -a sglang::scheduler sleep 600) & (exec -a sglang::detokenizer sleep 600) & wait"
     with subprocess.Popen(["bash", "-c", titles], start_new_session=True) as process:
-        for _ in range(200):
-            if {"scheduler", "detokenizer"} <= set(decode_pinning.processes(process.pid).values()):
-                break
+        end = time.monotonic() + 100
+        while not {"scheduler", "detokenizer"} <= set(decode_pinning.processes(process.pid).values()):
+            assert time.monotonic() < end, "they have not begun"
             time.sleep(0.02)
         yield process.pid
         os.killpg(process.pid, 9)

@@ -26,7 +26,7 @@ def git_apply(folder: Path, diff: bytes, *options: str) -> None:
         "HOME": str(folder),
     }
     command = ["git", "apply", "--whitespace=nowarn", *options, "-"]
-    subprocess.run(command, input=diff, cwd=folder, env=environ, check=True, capture_output=True, timeout=30)
+    subprocess.run(command, input=diff, cwd=folder, env=environ, check=True, capture_output=True, timeout=200)
 
 
 @settings(max_examples=80, deadline=None)

@@ -98,7 +98,7 @@ def test_series_names_patches_in_order_and_new_modules_by_digest():
 def test_git_applies_the_series_inside_another_repository(tmp_path: Path):
     """Applied below a repository, each patch changes its file, or nothing was proven (oven-sh/bun#35099, kata#3690)."""
     base, patched = built()
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True, timeout=30)
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True, timeout=200)
     site = tmp_path / "env" / "site-packages"
     for path, data in base.items():
         (site / "sglang" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +108,7 @@ def test_git_applies_the_series_inside_another_repository(tmp_path: Path):
     for name, diff in render_patches(base, patched).items():
         if name != "series":
             command = ["git", "apply", "--unidiff-zero", "-"]
-            subprocess.run(command, cwd=site, input=diff, env=environ, check=True, timeout=30)
+            subprocess.run(command, cwd=site, input=diff, env=environ, check=True, timeout=200)
 
     for edit in small.RELEASE.edits:
         assert (site / "sglang" / edit.path).read_bytes() == patched.files[edit.path]

@@ -40,7 +40,7 @@ def test_help_starts_nothing_and_needs_nothing_heavy(script, tmp_path):
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=200,
         check=False,
     )
 

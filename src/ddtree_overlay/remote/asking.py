@@ -115,6 +115,9 @@ def get(url: str, path: str, key: str, seconds: float) -> tuple[int | None, byte
     end.start()
     try:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
+        connection.connect()
+        if cut.is_set():
+            raise TimeoutError  # the time was over before there was a socket that could be ended
         connection.request("GET", parts.path.rstrip("/") + path, headers=headers)
         response = connection.getresponse()
         body = response.read(_MOST_BYTES)

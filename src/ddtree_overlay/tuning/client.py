@@ -170,6 +170,10 @@ class Connection:
         self._http.timeout = seconds
         if self._http.sock is not None:
             self._http.sock.settimeout(seconds)
+        else:
+            self._http.connect()
+        if self._cut.is_set():
+            raise TimeoutError  # the time was over before there was a socket that could be ended
         headers = {"Authorization": f"Bearer {self._api.key}"} if self._api.key else {}
         data = None
         if body is not None:
