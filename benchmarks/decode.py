@@ -99,6 +99,9 @@ def parse() -> argparse.Namespace:
         "--settle", type=float, default=2.0, help="seconds that auto decodes at each concurrency before the rounds"
     )
     parser.add_argument("--stages", help="concurrencies at which stages are timed; default: smallest, middle, largest")
+    parser.add_argument(
+        "--stage-seconds", type=float, default=0.25, help="of decoding per measurement of stages at most"
+    )
     parser.add_argument("--no-texts", action="store_true", help="do not compare the padded pair's texts again")
     parser.add_argument(
         "--without-calibration",

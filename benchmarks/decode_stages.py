@@ -14,10 +14,6 @@ from decode_plan import OVERHEAD
 from decode_run import Run
 
 
-#: Seconds that the stages of a step are measured for, per arm and concurrency.
-STAGE_SECONDS = 0.25
-
-
 def staged_arms(arms: list[Arm]) -> list[Arm]:
     """Whose steps have stages."""
     return [arm for arm in arms if arm.name != "plain" and "uncalibrated" not in arm.name]
@@ -33,7 +29,8 @@ def staged_sizes(options: argparse.Namespace) -> list[int]:
 
 def stages_seconds(run: Run, arms: list[Arm]) -> float:
     """How long all stages take."""
-    once = sum(STAGE_SECONDS + 2 * run.plan.prefill[size] + 2 * OVERHEAD for size in staged_sizes(run.options))
+    seconds = run.options.stage_seconds
+    once = sum(seconds + 2 * run.plan.prefill[size] + 2 * OVERHEAD for size in staged_sizes(run.options))
     return once * len(staged_arms(arms))
 
 
@@ -64,7 +61,7 @@ def steps_of(run: Run, started: Started, arm: Arm, size: int) -> list[dict[str, 
     done, known = len(read_lines(engine.stages)), list(run.result["dropped"])
     switch.touch()
     try:
-        run.measure(started, arm, size, 0, seconds=STAGE_SECONDS + run.plan.prefill[size])
+        run.measure(started, arm, size, 0, seconds=run.options.stage_seconds + run.plan.prefill[size])
     finally:
         switch.unlink()
     run.result["dropped"] = known  # its figures are nobody's

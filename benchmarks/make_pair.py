@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Train a small target and its DFlash drafter on Python source: a pair that drafts like a real one, for `decode.py`.
 
-    benchmarks/make_pair.py OUT [--source DIR] [--minutes 8] [--size bench|tiny]
+    benchmarks/make_pair.py OUT [--source DIR] [--minutes 8 | --steps N] [--size bench|tiny]
 
 Reads every .py file below DIR (default: this Python's library with what is installed in it; some 100 MB make a good
 pair) and keeps every twentieth file out, for the prompts. A token is one of the most frequent words, numbers, signs and
@@ -35,6 +35,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("out", type=Path)
     parser.add_argument("--source", type=Path, default=Path(sysconfig.get_paths()["stdlib"]))
     parser.add_argument("--minutes", type=float, default=8)
+    parser.add_argument("--steps", type=int, help="of training each of the two, in the place of --minutes")
     parser.add_argument("--size", choices=("bench", "tiny"), default="bench")
     parser.add_argument("--batch", type=int, help="sequences a step (default: 96 on a GPU, 8 on a CPU)")
     parser.add_argument("--no-compile", action="store_true", help="train without torch.compile")
@@ -102,16 +103,16 @@ def main(options: argparse.Namespace) -> None:
     vocabulary = Vocabulary(texts, sizes.vocabulary)
     data, unseen = (Data(part, vocabulary, device) for part in (texts, kept_out))
     print(f"{len(texts)} files, {len(data.tokens)} tokens; {len(kept_out)} files for the prompts", flush=True)
-    seconds = options.minutes * 30
+    limits = {"seconds": options.minutes * 30, "most": options.steps}
     target = Target(sizes).to(device)
     compiled = target if options.no_compile or device == "cpu" else torch.compile(target)
-    train("target", target, lambda: target_loss(compiled, target, data, batch), seconds, 2e-3)
+    train("target", target, lambda: target_loss(compiled, target, data, batch), rate=2e-3, **limits)
     print(f"target on files it has not seen: loss {target_loss(target, target, unseen, batch)[0].item():.3f}")
     target.requires_grad_(False)
     drafter = Drafter(sizes).to(device)
     begin_like(drafter, target)
     drafting = drafter if options.no_compile or device == "cpu" else torch.compile(drafter)
-    train("drafter", drafter, lambda: draft_loss(drafting, target, data, batch), seconds, 1e-3)
+    train("drafter", drafter, lambda: draft_loss(drafting, target, data, batch), rate=1e-3, **limits)
     print(f"drafter on unseen files: {draft_loss(drafter, target, unseen, batch)[1].item():.2f} drafts accepted a step")
     write(options.out, sizes, target, drafter)
     (options.out / "prompts.json").write_text(json.dumps(unseen.batch(PROMPTS, PROMPT_TOKENS).tolist()))
@@ -132,14 +133,16 @@ def train(
     name: str,
     model: nn.Module,
     loss_of: Callable[[], tuple[torch.Tensor, torch.Tensor]],
-    seconds: float,
+    *,
     rate: float,
+    seconds: float,
+    most: int | None,
 ) -> None:
-    """Steps of AdamW with a warm-up and a cosine until the time is over."""
+    """Steps of AdamW with a warm-up and a cosine until the time is over, or all `most` steps are made."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.05)
     start, steps, told = time.monotonic(), 0, 0.0
-    while (spent := time.monotonic() - start) < seconds:
-        share = spent / seconds
+    while (share := steps / most if most else (time.monotonic() - start) / seconds) < 1:
+        spent = time.monotonic() - start
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, share / 0.03) * (0.04 + 0.96 * (0.5 + 0.5 * math.cos(math.pi * share)))
         loss, accepted = loss_of()
@@ -148,8 +151,8 @@ def train(
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         steps += 1
-        if spent - told >= seconds / 20 or steps == 1:
-            told = spent
+        if share - told >= 1 / 20 or steps == 1:
+            told = share
             print(f"{name} {spent:4.0f} s, step {steps}: loss {loss.item():.3f}, {accepted.item():.2f}", flush=True)
     print(f"{name}: {steps} steps, loss {loss.item():.3f}", flush=True)
 

@@ -68,8 +68,7 @@ class Part:
         key = json.dumps([job, watched, ranked, variables, wrapper], sort_keys=True)
         with self.machine.lock:
             if key not in self.machine.arms:
-                if not self.options.cpu:
-                    job["engine"]["nccl_port"] = self.machine.port()
+                job["engine"]["nccl_port"] = self.machine.port()
                 self.machine.arms[key] = Arm(self.machine, name, job, wrapper or [], env)
             return self.machine.arms[key]
 

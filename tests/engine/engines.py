@@ -147,6 +147,13 @@ class Engines:
         self[name]
         return harness.read_lines(Path(self.trace_file(name)))
 
+    def steps(self, name: str) -> list[list[dict[str, Any]]]:
+        """The same by request, in the order in which the calls ask: which ones share a step is a matter of time."""
+        by_request: dict[str, list[dict[str, Any]]] = {}
+        for line in self.trace(name):
+            by_request.setdefault(line["rid"], []).append(line)
+        return [by_request.get(rid, []) for call in self[name]["calls"] for rid in call["rids"]]
+
     def kv(self, name: str) -> list[dict[str, Any]]:
         """The KV of each request that left the job's engine."""
         self[name]
@@ -247,7 +254,7 @@ class Release:
             folder.mkdir(parents=True, exist_ok=True)
             result = folder / "result.json"
             script = str(harness.PROJECT / "tests/engine" / file)
-            harness.run_script(self.site(), [script, *words, str(result)], folder / "log.txt", timeout=200)
+            harness.run_script(self.site(), [script, *words, str(result)], folder / "log.txt", timeout=900)
             return json.loads(result.read_text())
 
         self._engines.submit(name, job, release=self.version)

@@ -9,9 +9,13 @@ written in torch (`standins/reference_kernels`) or, fifty times slower, the real
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -36,7 +40,11 @@ SECOND_WORKER = tuple(row.version for row in RELEASES if "second" in row.variant
 #: The releases on which the whole matrix runs.
 RELEASE, SECOND_RELEASE = "0.5.11", "0.5.17"
 BLOCK_SIZE = 8
-DECODE_TIMEOUT = 420
+#: Tells a job that hangs from one of a busy machine.
+DECODE_TIMEOUT = 1500
+#: Engines take their ports a while after they were given them: these lie below the range from which a kernel gives
+#: ports away by itself, and `scripts/gpu_proofs` begins above them. Runs beside each other begin at ports of their own.
+_ports = itertools.count(10100 + os.getpid() % 48 * 200)
 #: Environment of an engine that runs SGLang's own Triton kernels.
 TRITON = {"DDTREE_TEST_REFERENCE_KERNELS": ""}
 #: Variables that are read when they matter, not at import.
@@ -58,7 +66,7 @@ def prompts(*indices: int) -> list[list[int]]:
 def overlay_cli(*args: str, cwd: Path) -> str:
     """Run the product and return its standard output."""
     command = [sys.executable, "-m", "ddtree_overlay", *args]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=1500, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"{' '.join(args)} failed with {done.returncode}:\n{done.stderr}")
     return done.stdout
@@ -148,6 +156,15 @@ def python_of(site: Path) -> Path:
     return SECOND_PYTHON if (site / "sglang/srt/speculative/dflash_worker_v2.py").exists() else ENGINE_PYTHON
 
 
+def own_port() -> int:
+    """A port on which nobody listens, and that nobody else of this run is given."""
+    for port in _ports:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", port)):
+                return port
+    raise AssertionError
+
+
 def decode(
     site: Path,
     args: Mapping[str, Any],
@@ -170,7 +187,7 @@ def decode(
     """
     folder.mkdir(parents=True, exist_ok=True)
     job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
-    job.write_text(json.dumps({"engine": dict(args), "calls": calls}))
+    job.write_text(json.dumps({"engine": {"nccl_port": own_port(), **args}, "calls": calls}))
     if args.get("speculative_algorithm") == "DFLASH":
         environment |= {"DDTREE_TEST_KEEP_DTYPE": "1"}
     command = [str(PROJECT / "scripts/engine_job"), str(job), str(result)]
@@ -178,14 +195,19 @@ def decode(
         if args.get("attention_backend") == "triton":
             environment |= {"TRITON_INTERPRET": "1"}
         with log.open("w") as out:
-            subprocess.run(
+            process = subprocess.Popen(
                 [python_of(site), *command],
                 env=engine_environment(site, **environment),
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                timeout=DECODE_TIMEOUT,
-                check=False,
+                start_new_session=True,
             )
+        try:
+            process.wait(DECODE_TIMEOUT)
+        finally:  # with the processes that it started: they would go on, and take time from all others
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
     else:
         warm_run(site, command, log, DECODE_TIMEOUT, **environment)
     text = log.read_text()

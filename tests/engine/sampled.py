@@ -97,7 +97,7 @@ def judge(budget: int, result: dict[str, Any], trace: list[dict[str, Any]], fold
     job, found = folder / "job.json", folder / "found.json"
     job.write_text(json.dumps({"target": str(harness.PAIR / "target"), "cases": cases}))
     script = harness.PROJECT / "tests/engine/exact.py"
-    subprocess.run([harness.ENGINE_PYTHON, script, job, found], check=True, timeout=300)
+    subprocess.run([harness.ENGINE_PYTHON, script, job, found], check=True, timeout=1500)
     judged: dict[str, dict[str, Any]] = json.loads(found.read_text())
     return judged
 

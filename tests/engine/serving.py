@@ -7,9 +7,7 @@ import contextlib
 import http.client
 import json
 import os
-import random
 import signal
-import socket
 import threading
 import time
 import urllib.request
@@ -22,7 +20,8 @@ from typing import Any
 from tests.engine import harness, warm
 
 
-START_SECONDS = 240
+#: These tell what hangs from what a busy machine takes.
+START_SECONDS, ANSWER_SECONDS = 1200, 300
 
 
 def text_arguments(algorithm: str | None, folder: Path, **extra: Any) -> dict[str, Any]:
@@ -45,9 +44,9 @@ class Serving:
     def start(cls, site: Path, arguments: Mapping[str, Any], folder: Path) -> Serving:
         """Start it with these fields of `harness.engine_args` as flags; `wait` says when it answers."""
         folder.mkdir(parents=True, exist_ok=True)
-        port = _free_port()
+        port = harness.own_port()
         words = [str(harness.PROJECT / "tests/engine/serve.py"), str(folder / "pid"), *_flags(arguments)]
-        words += ["--host", "127.0.0.1", "--port", str(port)]
+        words += ["--host", "127.0.0.1", "--port", str(port), "--nccl-port", str(harness.own_port())]
         late = {"DDTREE_TEST_KEEP_DTYPE": "1"} if arguments.get("speculative_algorithm") == "DFLASH" else {}
 
         def run() -> None:
@@ -68,7 +67,7 @@ class Serving:
         """Wait until it generates."""
         end = time.monotonic() + START_SECONDS
         while time.monotonic() < end and self.thread.is_alive():
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=ANSWER_SECONDS)
             with contextlib.suppress(OSError), contextlib.closing(connection):
                 connection.request("GET", "/health_generate")
                 if connection.getresponse().status == 200:
@@ -80,13 +79,13 @@ class Serving:
 
     def get(self, path: str) -> str:
         """The page at a path."""
-        return urllib.request.urlopen(f"{self.url}{path}", timeout=60).read().decode()
+        return urllib.request.urlopen(f"{self.url}{path}", timeout=ANSWER_SECONDS).read().decode()
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """What it answers to a request."""
         headers = {"Content-Type": "application/json"}
         request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)
-        answer: dict[str, Any] = json.loads(urllib.request.urlopen(request, timeout=120).read())
+        answer: dict[str, Any] = json.loads(urllib.request.urlopen(request, timeout=ANSWER_SECONDS).read())
         return answer
 
     def kill(self) -> None:
@@ -102,15 +101,6 @@ class Serving:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.kill()
-
-
-def _free_port() -> int:
-    """A free port that leaves room above it: SGLang takes the one 10,000 higher for gRPC."""
-    for port in random.sample(range(20000, 32000), 100):
-        with contextlib.suppress(OSError), socket.socket() as sock:
-            sock.bind(("127.0.0.1", port))
-            return port
-    raise OSError("no free port between 20000 and 32000")
 
 
 def _flags(arguments: Mapping[str, Any]) -> list[str]:

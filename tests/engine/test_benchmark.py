@@ -16,10 +16,12 @@ def test_a_run_measures_every_arm_and_says_what_they_did(sites: Sites, tmp_path:
     """With a control without calibration, on the release that schedules ahead."""
     out, site = tmp_path / "run.json", sites[harness.SECOND_RELEASE]
     command = [sys.executable, harness.PROJECT / "benchmarks/decode.py", "--cpu", "--patched", "--site", site]
-    command += ["--pair", harness.PAIR, "--python", harness.python_of(site), "--out", out, "--limit", "400"]
-    command += ["--concurrency", "1,3", "--rounds", "1", "--tokens", "10", "--prompt-tokens", "24", "--seconds", "3"]
+    command += ["--pair", harness.PAIR, "--python", harness.python_of(site), "--out", out]
+    # A measurement ends with its tokens, long before that on most machines.
+    command += ["--limit", "3000", "--start-limit", "1200", "--seconds", "60", "--stage-seconds", "30"]
+    command += ["--concurrency", "1,3", "--rounds", "1", "--tokens", "10", "--prompt-tokens", "24"]
     command += ["--singles", "2", "--settle", "0.5", "--budgets", "4", "--more", "", "--without-calibration"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=410, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3200, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(out.read_text())
     kinds = ("DFLASH", "DDTREE auto", "DDTREE chain", "DDTREE 4", "DDTREE 7")

@@ -118,7 +118,8 @@ def test_seeded_trees_hold_the_whole_chain_and_equal_plain_decoding(engines: Eng
     """With the budget of a chain and a chain seed every tree is DFLASH's block: the same tokens, as many accepted."""
     assert outputs(engines["chain-seed"]) == outputs(engines["plain"])
     assert accept_length(engines["chain-seed"]) == accept_length(engines["dflash"])
-    assert [t["tokens"] for t in engines.trace("chain-seed")] == [t["tokens"] for t in engines.trace("dflash")]
+    trees, chains = engines.steps("chain-seed"), engines.steps("dflash")
+    assert [[t["tokens"] for t in steps] for steps in trees] == [[c["tokens"] for c in steps] for steps in chains]
 
 
 def test_float16_accepts_what_float32_accepts(engines: Engines) -> None:
@@ -184,8 +185,12 @@ def test_branches_off_the_drafters_first_choice_are_accepted(engines: Engines) -
 
 def test_one_choice_a_position_drafts_what_dflash_drafts(engines: Engines) -> None:
     """With top-k 1 every verify step holds DFLASH's own block, token for token, and accepts as much of it."""
-    trees, chains = engines.trace("chain"), engines.trace("dflash")
-    assert [(t["prefix_len"], t["tokens"]) for t in trees] == [(c["prefix_len"], c["tokens"]) for c in chains]
+    trees, chains = (
+        [[(step["prefix_len"], step["tokens"]) for step in steps] for steps in engines.steps(name)]
+        for name in ("chain", "dflash")
+    )
+    assert all(trees)
+    assert trees == chains
     assert outputs(engines["chain"]) == outputs(engines["plain"])
     assert accept_length(engines["chain"]) == accept_length(engines["dflash"])
 

@@ -37,7 +37,7 @@ def part(site: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Part]
         pair=harness.PAIR,
         python=str(harness.ENGINE_PYTHON),
         cpu=True,
-        limit=250,
+        limit=3000,
         judging=60,
         at_once=1,
         budget=16,

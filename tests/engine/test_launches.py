@@ -48,24 +48,36 @@ def steps(engines: Engines, name: str) -> list[dict[str, Any]]:
     return found
 
 
+def operations(engines: Engines, version: str) -> list[tuple[int, float, float]]:
+    """Each batch size that both arms have decoded, with the operations of a tree's step and of a chain's.
+
+    Which ones there are is a matter of time: requests reach the scheduler one by one, and leave it so.
+    """
+    arms = []
+    for algorithm in ("DDTREE", "DFLASH"):
+        counts: dict[int, list[int]] = {}
+        for step in steps(engines, f"{algorithm} {version}"):
+            counts.setdefault(step["batch"], []).append(step["operations"])
+        arms.append({size: median(found) for size, found in counts.items()})
+    return [(size, arms[0][size], arms[1][size]) for size in sorted(arms[0].keys() & arms[1].keys())]
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_tree_costs_no_more_launches_than_a_chain(engines: Engines, version: str) -> None:
     """And it is one launch each for tree, mask, acceptance."""
-    tree, chain = (steps(engines, f"{algorithm} {version}") for algorithm in ("DDTREE", "DFLASH"))
-    few, others = ([step["operations"] for step in arm if step["batch"] <= 3] for arm in (tree, chain))
-    assert median(few) <= median(others)
-    for step in tree:
+    few = [counts for counts in operations(engines, version) if counts[0] <= 3]
+    assert few
+    assert all(tree <= chain for _, tree, chain in few), few
+    for step in steps(engines, f"DDTREE {version}"):
         assert all(step["names"][name] == 1 for name in ("build_tree", "write_tree_mask", "accept"))
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_launches_do_not_grow_with_the_batch(engines: Engines, version: str) -> None:
-    """From one request to three it grows no more than DFLASH's, which SGLang's own part of a step is behind."""
-    grown = {}
-    for algorithm in ("DDTREE", "DFLASH"):
-        counts = {step["batch"]: step["operations"] for step in steps(engines, f"{algorithm} {version}")}
-        grown[algorithm] = counts[3] - counts[1]
-    assert grown["DDTREE"] <= grown["DFLASH"]
+    """From few requests to many they grow no more than DFLASH's, which SGLang's own part of a step is behind."""
+    (few, tree, chain), *_, (many, tree_of_many, chain_of_many) = operations(engines, version)
+    assert many > few + MANY // 4
+    assert tree_of_many - tree <= chain_of_many - chain
 
 
 def at_most_requests(engines: Engines, version: str) -> tuple[int, dict[str, list[dict[str, Any]]]]:

@@ -25,7 +25,7 @@ def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny pair, padded in every direction."""
     out = tmp_path_factory.mktemp("padded")
     script = harness.PROJECT / "benchmarks/pad_pair.py"
-    subprocess.run([harness.ENGINE_PYTHON, script, harness.PAIR, out, "--like", SHAPE], check=True, timeout=100)
+    subprocess.run([harness.ENGINE_PYTHON, script, harness.PAIR, out, "--like", SHAPE], check=True, timeout=900)
     return out
 
 
@@ -56,7 +56,7 @@ def test_a_cut_pair_has_fewer_tokens_and_can_be_written_over(tmp_path: Path) -> 
         folder.chmod(0o555)
     script = harness.PROJECT / "scripts/gpu_proofs/cut_pair.py"
     try:
-        subprocess.run([harness.ENGINE_PYTHON, script, pair, out, "37"], check=True, timeout=100)
+        subprocess.run([harness.ENGINE_PYTHON, script, pair, out, "37"], check=True, timeout=900)
     finally:
         for folder in folders:
             folder.chmod(0o755)

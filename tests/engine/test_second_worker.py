@@ -86,9 +86,16 @@ def test_grammars_constrain_every_node(engines: Engines) -> None:
 
 
 def test_one_choice_a_position_drafts_and_accepts_what_dflash_does(engines: Engines) -> None:
-    """With top-k 1 every verify step holds DFLASH's own block, and the texts are the same."""
-    trees, chains = engines.trace("chain"), engines.trace("dflash")
-    assert [(t["prefix_len"], t["tokens"]) for t in trees] == [(c["prefix_len"], c["tokens"]) for c in chains]
+    """With top-k 1 every verify step holds DFLASH's own block, and the texts are the same.
+
+    Whether a request is still in the step that runs ahead of its end depends on who has come meanwhile.
+    """
+    for trees, chains in zip(engines.steps("chain"), engines.steps("dflash"), strict=True):
+        both = min(len(trees), len(chains))
+        assert both > 2
+        assert max(len(trees), len(chains)) <= both + 1
+        for tree, chain in zip(trees[:both], chains[:both], strict=True):
+            assert (tree["prefix_len"], tree["tokens"]) == (chain["prefix_len"], chain["tokens"])
     assert outputs(engines["chain"]) == outputs(engines["dflash"]) == outputs(engines["plain"])
     assert accept_length(engines["chain"]) == accept_length(engines["dflash"])
 

@@ -51,7 +51,7 @@ def tune(folder: Path, *options: str, **env: str) -> Ran:
         env={**clean_environ(folder), **env},
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=1500,
         check=False,
     )
     return Ran(done.returncode, done.stdout, done.stderr)
@@ -119,7 +119,7 @@ def test_a_real_server_that_dies_leaves_what_was_measured(sites: Any, folder: Pa
             line = process.stderr.readline()
             assert line, "it ended by itself"
         server.kill()
-        out, _ = process.communicate(timeout=120)
+        out, _ = process.communicate(timeout=1000)
 
     value = json.loads(out)
     assert process.returncode == 8 and value["fault"]["error"] == "ConnectionFailedError"

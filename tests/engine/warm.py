@@ -24,7 +24,7 @@ from pathlib import Path
 SERVER = Path(__file__).with_name("warm_server.py")
 #: Processes that stay while others are used: an imported SGLang takes some 600 MB.
 KEPT = 3
-START_TIMEOUT = 180
+START_TIMEOUT = 900
 
 
 class WarmError(Exception):

@@ -9,6 +9,10 @@ from tests.support.releases import Done, every_release
 from ddtree_overlay.releases import KNOWN, RELEASES
 
 
+#: Minutes of work, which whoever comes first waits for.
+pytestmark = pytest.mark.timeout(3000)
+
+
 @pytest.fixture(scope="module")
 def done() -> list[Done]:
     return every_release()
