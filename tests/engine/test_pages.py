@@ -11,11 +11,12 @@ from tests.engine.engines import Engines, Release, Sites
 from tests.engine.scenarios import THREE
 
 
-#: A turn, a second one behind it, and three texts that do not fit into a small pool together.
+#: A turn, a second one behind it, and texts of which a small pool never holds as many as are let in, in whatever order
+#: they come.
 TURNS = [
     harness.greedy(THREE, 24),
     harness.greedy([[10, 100, 101]] * 3, 8) | {"behind": 0},
-    harness.greedy([prompt[::-1] for prompt in THREE], 48),
+    harness.greedy([prompt[::-1] for prompt in harness.prompts(*range(8))], 48),
 ]
 
 #: Values of a token's K or V in one layer of the tiny pair.
