@@ -32,6 +32,6 @@ def test_no_supported_release_has_a_finding(done: list[Done]):
     assert {d.version: d.errors for d in done if d.errors and d.version in supported} == {}
 
 
-def test_all_of_them_take_less_than_two_cores_in_a_minute(done: list[Done]):
-    """Processor time: how long it takes by the clock depends on what else the machine does."""
-    assert sum(d.seconds for d in done) < 120
+def test_all_of_them_take_less_than_two_cores_in_five_minutes(done: list[Done]):
+    """Processor time, several times what an idle machine takes: shared caches make a busy one slower even by that."""
+    assert sum(d.seconds for d in done) < 600
