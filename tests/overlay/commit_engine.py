@@ -29,12 +29,12 @@ from sglang.srt.mem_cache.memory_pool import (
 from sglang.srt.mem_cache.radix_cache import RadixCache
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.sampling.sampling_params import SamplingParams
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree.commit import committed_rows
 from sglang.srt.speculative.ddtree.draft_slots import draft_slots
 from sglang.srt.speculative.ddtree.finishing import finish_if_due
 from sglang.srt.speculative.ddtree.tree import build_tree
 from sglang.srt.speculative.ddtree.verify_input import DDTreeVerifyInput
+from tests.overlay.publishing import publish
 
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Engine:
         self.generator = torch.Generator().manual_seed(seed)
         arguments = {"page_size": page_size, "attention_backend": "triton", "strip_thinking_cache": False}
         arguments["speculative_algorithm"] = "DDTREE"
-        set_global_server_args_for_scheduler(SimpleNamespace(**arguments))
+        publish(SimpleNamespace(**arguments))
         shape = {"head_num": HEADS, "head_dim": DIM, "layer_num": LAYERS, "device": "cpu"}
         options = {"enable_memory_saver": False, "enable_kv_cache_copy": False}
         self.pool, self.draft_pool = (MHATokenToKVPool(slots, page_size, dtype, **shape, **options) for _ in range(2))

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from sglang.srt.server_args import set_global_server_args_for_scheduler
-
 
 def arguments(budget: object = "auto", listed: object = None, **changed: object) -> SimpleNamespace:
     """Resolved arguments: block 16."""
@@ -18,12 +16,6 @@ def arguments(budget: object = "auto", listed: object = None, **changed: object)
         "max_running_requests": 48,
     }
     return SimpleNamespace(**(base | changed))
-
-
-def publish(args: SimpleNamespace) -> SimpleNamespace:
-    """Make these the arguments that SGLang's scheduler has."""
-    set_global_server_args_for_scheduler(args)
-    return args
 
 
 def target(**changed: object) -> SimpleNamespace:

@@ -3,14 +3,23 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
+from tests.overlay.publishing import publish
+
+
+#: What newer releases take from the published arguments.
+WIDTHS = dict.fromkeys(
+    ("moe_ep_size", "pp_size", "attn_dp_size", "attn_cp_size", "moe_dp_size", "attn_dcp_size"), 1
+) | {"shared_experts_tp_size": None}
 
 
 def answers_of(work: Callable[[int, int], Any], ranks: int, *, seconds: float) -> list[Any]:
@@ -39,12 +48,19 @@ def answers_of(work: Callable[[int, int], Any], ranks: int, *, seconds: float) -
 
 def _process(work: Callable[[int, int], Any], rank: int, ranks: int, meeting: str, results: Any) -> None:
     torch.set_num_threads(1)  # a forked process has no pool of threads
+    publish(SimpleNamespace(enable_symm_mem=False))
     try:
         init_distributed_environment(
             world_size=ranks, rank=rank, local_rank=rank, backend="gloo",
             distributed_init_method=meeting,
         )  # fmt: skip
-        initialize_model_parallel(tensor_model_parallel_size=ranks, backend="gloo")
+        if "tensor_model_parallel_size" in inspect.signature(initialize_model_parallel).parameters:
+            initialize_model_parallel(tensor_model_parallel_size=ranks, backend="gloo")
+        else:
+            from sglang.srt.runtime_context import get_parallel
+
+            get_parallel().override_permanently(**WIDTHS, tp_size=ranks, attn_tp_size=ranks, tp_rank=rank)
+            initialize_model_parallel(backend="gloo")
         results.put((rank, work(rank, ranks)))
     except Exception as error:
         results.put((rank, error))

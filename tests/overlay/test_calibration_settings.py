@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from prometheus_client import REGISTRY
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import calibration_report
 from sglang.srt.speculative.ddtree.calibration import EXPONENTS, LABELS, STATE_ROWS, Calibration
 from sglang.srt.speculative.ddtree.calibration_args import AUTO, calibration_values, check_calibration
 from sglang.srt.speculative.ddtree.calibration_report import tell_of
 from sglang.srt.speculative.ddtree.report import server_state
 from tests.overlay.calibration_steps import POSITIONS, Workload, fitted, random_step
+from tests.overlay.publishing import publish
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_operators_see_the_exponents() -> None:
     """A log line once they have moved, a gauge for each depth, and what `/server_info` says."""
     calibration, seen = fitted(), Records()
     arguments = SimpleNamespace(enable_metrics=True, served_model_name="tiny", extra_metric_labels=None)
-    set_global_server_args_for_scheduler(arguments)
+    publish(arguments)
     tell_of(calibration, 0)
     calibration.state[EXPONENTS] = torch.tensor([1.5, 1.25, 1, 1, 1])
     calibration.state[LABELS] = 300.0

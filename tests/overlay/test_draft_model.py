@@ -6,8 +6,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree.draft_model import draft_rope
+from tests.overlay.publishing import publish
 from transformers import Qwen3Config
 
 
@@ -17,7 +17,7 @@ DEFAULT = 1_000_000.0
 
 def rope_of(config: object, algorithm: str = "DDTREE") -> tuple[float, object]:
     """What the drafter gets when SGLang read its config as those releases do."""
-    set_global_server_args_for_scheduler(SimpleNamespace(speculative_algorithm=algorithm))
+    publish(SimpleNamespace(speculative_algorithm=algorithm))
     return draft_rope(config, float(getattr(config, "rope_theta", DEFAULT)), getattr(config, "rope_scaling", None))
 
 

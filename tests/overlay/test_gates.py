@@ -7,14 +7,26 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import backends, gates
 from sglang.srt.speculative.ddtree.args import extra_draft_columns
 from sglang.srt.speculative.ddtree.held_slots import held_slots
 from sglang.srt.speculative.ddtree.hybrid import hybrid_risk
 from sglang.srt.speculative.ddtree.lane_bytes import Planned, plan
 from sglang.srt.speculative.ddtree.lane_sizes import lane_batch_sizes
+from sglang.srt.speculative.ddtree.proven import RECURRENT_LAYERS_RAN
 from sglang.srt.speculative.ddtree.request_length import longest_request
+from tests.overlay.publishing import publish
+
+
+def strategy(name: str) -> dict[str, object]:
+    """How recurrent states are cached, by the names of all releases."""
+    return {"mamba_scheduler_strategy": name, "mamba_radix_cache_strategy": name}
+
+
+@pytest.fixture(autouse=True)
+def _recurrent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Later releases look at the model's config, which is none of Hugging Face's here."""
+    monkeypatch.setattr(gates, "is_recurrent", lambda runner: runner.mambaish_config is not None)
 
 
 def server_args(**changed: object) -> SimpleNamespace:
@@ -35,7 +47,7 @@ def server_args(**changed: object) -> SimpleNamespace:
         "linear_attn_backend": "triton",
         "linear_attn_decode_backend": None,
         "linear_attn_prefill_backend": None,
-        "mamba_scheduler_strategy": "no_buffer",
+        **strategy("no_buffer"),
         "speculative_num_draft_tokens": 65,
     }
     return SimpleNamespace(**(base | changed))
@@ -134,7 +146,7 @@ def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, ob
     [
         ({}, SimpleNamespace(mamba_chunk_size=4), "not GDN"),
         ({"linear_attn_decode_backend": "flashinfer"}, SimpleNamespace(linear_key_head_dim=4), "flashinfer and triton"),
-        ({"mamba_scheduler_strategy": "extra_buffer"}, SimpleNamespace(linear_key_head_dim=4), "extra_buffer"),
+        (strategy("extra_buffer"), SimpleNamespace(linear_key_head_dim=4), "extra_buffer"),
         ({"disable_radix_cache": False}, SimpleNamespace(linear_key_head_dim=4), "--disable-radix-cache"),
         ({"page_size": 16}, SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)), "with --page-size 16"),
         (
@@ -146,19 +158,21 @@ def test_loaded_model_that_cannot_verify_a_tree_is_refused(changed: dict[str, ob
 )
 def test_risk_of_a_hybrid_model_is_named(changed: dict[str, object], config: object, said: str) -> None:
     """Which layers, which kernels, which cache: the refusal says what is not proven (sglang#36548)."""
-    assert said in (hybrid_risk(server_args(**changed), config) or "no risk")
+    risk = hybrid_risk(server_args(**changed), config) or "no risk"
+    assert said in risk or (not RECURRENT_LAYERS_RAN and "not in a whole engine" in risk)
 
 
 def test_gdn_layers_on_triton_are_served() -> None:
-    """What `scripts/gpu_prove hybrid` has shown needs no flag."""
-    assert hybrid_risk(server_args(), SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4))) is None
+    """What `scripts/gpu_prove hybrid` has shown needs no flag; in other releases nothing of it was."""
+    risk = hybrid_risk(server_args(), SimpleNamespace(text_config=SimpleNamespace(linear_key_head_dim=4)))
+    assert (risk is None) == RECURRENT_LAYERS_RAN
 
 
 def test_recurrent_states_beyond_the_memory_are_refused_with_a_budget_that_fits() -> None:
     """48 requests x 65 nodes x 1 MiB are 3 GiB (sglang#34096)."""
 
     def check(gib: float, **changed: object) -> None:
-        set_global_server_args_for_scheduler(server_args(**changed))
+        publish(server_args(**changed))
         gates.check_recurrent_memory(2**20, gib)
 
     check(3.1)
@@ -171,7 +185,7 @@ def test_recurrent_states_beyond_the_memory_are_refused_with_a_budget_that_fits(
 
 def graph_error(budget: int, sizes: tuple[int, ...] = (1, 8, 48), **changed: object) -> str:
     """What the check says about the graphs of a runner with one budget, empty when they fit."""
-    set_global_server_args_for_scheduler(server_args(speculative_ddtree_budget=budget))
+    publish(server_args(speculative_ddtree_budget=budget))
     width, max_bs = budget + 1, sizes[-1]
     lane_batch_sizes(runner(**changed), list(sizes), width)
     try:
@@ -221,13 +235,13 @@ def test_draft_runner_is_not_checked_for_the_budget(monkeypatch: pytest.MonkeyPa
     gpu_with(monkeypatch, 0)
     assert graph_error(15, is_draft_worker=True) == ""
     assert graph_error(15) != ""
-    set_global_server_args_for_scheduler(server_args())
+    publish(server_args())
     assert gates.prepare_graph_buffers(backend(16), 48, 48 * 16, torch.zeros(3)).numel() == 3
 
 
 def pool_of(size: int, *, page_size: int = 1, **changed: object) -> SimpleNamespace:
     """A target with a KV pool of so many slots."""
-    set_global_server_args_for_scheduler(server_args(**changed))
+    publish(server_args(**changed))
     return SimpleNamespace(token_to_kv_pool_allocator=SimpleNamespace(size=size), page_size=page_size)
 
 
@@ -254,7 +268,7 @@ def test_pool_without_room_for_one_step_is_refused() -> None:
 
 def test_kv_indices_have_one_row_a_request() -> None:
     """Tree verify reads a row of prefix slots per request, not per node; an uncounted step may pass the context."""
-    set_global_server_args_for_scheduler(server_args())
+    publish(server_args())
     buffer = gates.prepare_graph_buffers(backend(), 2, 2 * 65, None)
     assert buffer is not None
     assert buffer.shape == (2 * (131072 + 16),)
@@ -262,7 +276,7 @@ def test_kv_indices_have_one_row_a_request() -> None:
 
 def test_graph_mask_holds_a_full_batch_at_the_end_of_the_context() -> None:
     """Every request a block past the last position needs its width on top, more than SGLang's own size."""
-    set_global_server_args_for_scheduler(server_args())
+    publish(server_args())
     small = backend(9)
     small.max_context_len = 32
     assert gates.grow_graph_mask(small, 3 * 9).numel() >= 3 * 9 * (31 + 16 + 9)
@@ -270,7 +284,7 @@ def test_graph_mask_holds_a_full_batch_at_the_end_of_the_context() -> None:
 
 def test_flashinfer_rows_hold_prefix_and_tree(monkeypatch: pytest.MonkeyPatch) -> None:
     """FlashInfer reads a slot for the prefix and for every node; a budget that does not fit is refused by its name."""
-    set_global_server_args_for_scheduler(server_args())
+    publish(server_args())
     small = SimpleNamespace(max_context_len=32, kv_indptr=[torch.zeros(1)])
     buffer = gates.prepare_flashinfer_buffers(small, 3, 3 * 65, None)
     assert buffer is not None
@@ -284,7 +298,7 @@ def test_flashinfer_rows_hold_prefix_and_tree(monkeypatch: pytest.MonkeyPatch) -
 
 def test_flash_attention_is_checked_for_its_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of slots per node, page tables and logits have to fit; the draft's graphs are not checked."""
-    set_global_server_args_for_scheduler(server_args())
+    publish(server_args())
     gpu_with(monkeypatch, 2**30)
     plan(Planned(runner(), [1, 2]))
     gates.check_flash_attention_buffers(backend(), 2, 2 * 65)
@@ -297,7 +311,7 @@ def test_flash_attention_is_checked_for_its_budget(monkeypatch: pytest.MonkeyPat
 def test_other_algorithms_keep_their_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without DDTREE nothing is checked, grown or replaced."""
     gpu_with(monkeypatch, 0)
-    set_global_server_args_for_scheduler(server_args(speculative_algorithm="DFLASH"))
+    publish(server_args(speculative_algorithm="DFLASH"))
     triton = backend()
     assert gates.prepare_graph_buffers(triton, 48, 48 * 65, None) is None
     assert gates.prepare_flashinfer_buffers(triton, 48, 48 * 65, None) is None

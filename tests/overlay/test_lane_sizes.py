@@ -9,8 +9,9 @@ import pytest
 import torch
 from sglang.srt.speculative.ddtree import lane_bytes, lane_sizes
 from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, default_budgets
-from sglang.srt.speculative.ddtree.promised import promised_bytes
-from tests.overlay.lane_standins import arguments, publish, target
+from tests.overlay.lane_standins import arguments, target
+from tests.overlay.publishing import publish
+from tests.support.variants import variant
 
 
 SIZES = [1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 32, 40, 48]
@@ -114,7 +115,7 @@ def test_the_drafters_pool_is_not_free(monkeypatch: pytest.MonkeyPatch, publishe
     runner = on_a_gpu(monkeypatch, 4 * 2**30)
     kv = [torch.empty((2**20, 128), dtype=torch.uint8, device="meta") for _ in range(8)]  # 1 GiB a side
     runner.token_to_kv_pool, runner.dflash_draft_num_layers = SimpleNamespace(k_buffer=kv, v_buffer=kv), 4
-    monkeypatch.setattr(lane_sizes, "promised_bytes", promised_bytes)
+    monkeypatch.setattr(lane_sizes, "promised_bytes", variant("first", "promised").promised_bytes)
 
     assert lane_sizes.lane_batch_sizes(runner, SIZES, 257)[-1] == 5  # half of 4 - 1 GiB: 1536 nodes
 

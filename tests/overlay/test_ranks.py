@@ -10,7 +10,6 @@ import pytest
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.layers.sampler import Sampler
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import targets
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.calibration import FITTED, Calibration
@@ -18,6 +17,7 @@ from sglang.srt.speculative.ddtree.calibration_kernel import update
 from sglang.srt.speculative.ddtree.draft_head import DraftHead
 from sglang.srt.speculative.ddtree.targets import TargetChooser
 from sglang.srt.speculative.ddtree.tree import build_tree
+from tests.overlay.publishing import publish
 from tests.overlay.rank_processes import answers_of
 
 
@@ -54,7 +54,7 @@ def step(rank: int, ranks: int, mode: str) -> dict[str, Any]:
     info = SimpleNamespace(
         is_all_greedy=mode != "drawn", temperatures=TEMPERATURES, top_ks=TOP_KS, top_ps=torch.ones(BATCH),
         min_ps=torch.zeros(BATCH), sampling_seed=None, need_top_k_sampling=True, need_top_p_sampling=False,
-        need_min_p_sampling=False,
+        need_min_p_sampling=False, max_top_k=None,
     )  # fmt: skip
     sampler = SimpleNamespace(use_nan_detection=False)
     sampler._sample_from_probs = Sampler._sample_from_probs.__get__(sampler, Sampler)
@@ -72,7 +72,7 @@ def step(rank: int, ranks: int, mode: str) -> dict[str, Any]:
 
 def steps(rank: int, ranks: int) -> dict[str, Any]:
     """One rank's steps, with SGLang's own group."""
-    set_global_server_args_for_scheduler(SimpleNamespace(sampling_backend="pytorch", enable_symm_mem=False))
+    publish(SimpleNamespace(sampling_backend="pytorch", enable_symm_mem=False))
     answers = {mode: step(rank, ranks, mode) for mode in ("drawn", "greedy")}
     targets.SYNC_TOKEN_IDS_ACROSS_TP = True
     answers["ties"] = step(rank, ranks, "ties")

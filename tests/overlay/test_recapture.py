@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from sglang.srt.speculative.ddtree import lanes as lanes_module
+from sglang.srt.speculative.ddtree.lane_parts import RUNNER
 from sglang.srt.speculative.ddtree.lanes import Lane, Lanes
 from sglang.srt.speculative.ddtree.recapture import MESSAGE
 
@@ -49,11 +50,12 @@ def test_new_graphs_are_refused_where_there_are_any(
 ) -> None:
     """SGLang would capture one width's, and the next step of a tree would not use them."""
     runner = make()
-    runner.graph_runner, runner.attn_backend = SimpleNamespace(capture_bs=sizes), None
+    runner.attn_backend, graphs = None, SimpleNamespace(capture_bs=sizes)
+    setattr(runner, RUNNER, graphs)
     monkeypatch.setattr(lanes_module, "get_tp_group", lambda: SimpleNamespace(rank_in_group=1))
     lanes = Lanes.__new__(Lanes)
     lanes._model_runner, lanes.widths, lanes._lanes = runner, (9,), {}
-    lanes._widest = Lane(9, None, runner.graph_runner)
+    lanes._widest = Lane(9, None, graphs)
     lanes.capture()
     update = getattr(runner, "weight_updater", runner).update_weights_from_disk
 

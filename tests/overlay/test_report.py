@@ -10,9 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import report
 from sglang.srt.speculative.ddtree.report import labels_of, name_replica
+from tests.overlay.publishing import publish
 
 
 #: A worker process: what it is told, one plan after the other.
@@ -76,7 +76,7 @@ def test_a_scrape_shows_what_is_chosen_now_and_nothing_of_before(tmp_path: Path)
 
 def test_labels_are_those_of_the_arguments_that_are_published():
     """From 0.5.19 on the arguments stay as they were written: there the model's name is None unless it was given."""
-    set_global_server_args_for_scheduler(arguments(extra_metric_labels={"site": "a"}))
+    publish(arguments(extra_metric_labels={"site": "a"}))
     assert labels_of(0) == {
         "model_name": "qwen", "engine_type": "unified", "tp_rank": "0", "pp_rank": "0", "site": "a",
     }  # fmt: skip
@@ -85,7 +85,7 @@ def test_labels_are_those_of_the_arguments_that_are_published():
 @pytest.mark.parametrize("enabled", [True, False])
 def test_without_metrics_there_are_no_labels(*, enabled: bool):
     """And `prometheus_client` is not imported."""
-    set_global_server_args_for_scheduler(arguments(enable_metrics=enabled))
+    publish(arguments(enable_metrics=enabled))
     assert (labels_of(0) is not None) == enabled
 
 
@@ -93,7 +93,7 @@ def test_replicas_label_what_they_report(monkeypatch: pytest.MonkeyPatch):
     """All replicas of `--dp-size` report to one place (vllm#24049)."""
     monkeypatch.setattr(report, "_REPLICA", {})
     monkeypatch.setattr(report, "replica_of", lambda worker: worker)
-    set_global_server_args_for_scheduler(arguments())
+    publish(arguments())
     name_replica(None)
     alone = labels_of(0)
     name_replica(1)

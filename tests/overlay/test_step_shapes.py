@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
 from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
 from sglang.srt.speculative.ddtree.tree_mask import verify_mask, write_tree_mask
+from tests.overlay.publishing import publish
 from tests.support.variants import variant
 
 
@@ -91,9 +91,7 @@ def test_mask_of_a_step_past_the_context_fits_its_buffer() -> None:
     """A step launched before the last one is counted has a prefix up to a block past the context."""
     room = variant("second", "room")
     context, block, budget = 32, 6, 16
-    set_global_server_args_for_scheduler(
-        SimpleNamespace(speculative_algorithm="DDTREE", speculative_dflash_block_size=block)
-    )
+    publish(SimpleNamespace(speculative_algorithm="DDTREE", speculative_dflash_block_size=block))
     tree = trees(budget)
     width = tree.tokens.shape[1]
     made = VerifyMask(torch.zeros(len(PREFIXES) * width * (context + width), dtype=torch.uint8), len(PREFIXES))
@@ -112,7 +110,7 @@ def test_one_rank_tells_of_the_graphs_of_the_draft_kv(
 ) -> None:
     """As of those of the lanes."""
     draft_kv_graphs = variant("second", "draft_kv_graphs")
-    set_global_server_args_for_scheduler(SimpleNamespace(speculative_algorithm="DDTREE", forward_hooks=None))
+    publish(SimpleNamespace(speculative_algorithm="DDTREE", forward_hooks=None))
     monkeypatch.setattr(draft_kv_graphs, "get_tp_group", lambda: SimpleNamespace(rank_in_group=rank), raising=False)
     for name in ("graph_pool_handle", "synchronize", "CUDAGraph"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)

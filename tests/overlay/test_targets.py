@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from sglang.srt.sampling import sampling_batch_info
 from sglang.srt.sampling.penaltylib import (
     BatchedFrequencyPenalizer,
     BatchedPenalizerOrchestrator,
@@ -93,6 +94,14 @@ def test_logit_bias_reaches_every_node_of_its_request() -> None:
     assert keep.reqs
 
 
+def processors(process: Any, rows: list[int], batch: int) -> dict[int, Any]:
+    """A custom logit processor for some requests of a batch, as this release keeps it."""
+    kept = getattr(sampling_batch_info, "ProcessorEntry", None)
+    if kept is not None:
+        return {1: kept(process, rows, torch.tensor(rows))}
+    return {1: (process, torch.tensor([row in rows for row in range(batch)]))}
+
+
 class SamplingInfo(SimpleNamespace):
     """Sampling info that knows how many requests it is about."""
 
@@ -119,8 +128,9 @@ def test_custom_processor_sees_the_root_of_each_request_and_holds_it_to_one_toke
         penalizer_orchestrator=penalties,
         logit_bias=None,
         has_custom_logit_processor=True,
-        custom_logit_processor={1: (allow, torch.tensor([True, False, True]))},
+        custom_logit_processor=processors(allow, [0, 2], 3),
         custom_params=[{"token": 2}, None, {"token": 4}],
+        temperatures=torch.ones(3, 1),
     )
     logits = torch.zeros(3 * WIDTH, VOCABULARY)
     logits[:, 7] = 1.0
@@ -150,7 +160,7 @@ def test_custom_processor_comes_behind_the_grammar() -> None:
     sampling = SamplingInfo(
         logit_bias=torch.full((2, VOCABULARY), 0.5),
         has_custom_logit_processor=True,
-        custom_logit_processor={1: (force, torch.tensor([True, False]))},
+        custom_logit_processor=processors(force, [0], 2),
         custom_params=[{"token": 2}, None],
     )
     logits = torch.zeros(2 * WIDTH, VOCABULARY)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative.ddtree import launching, verify_input, warming
 from sglang.srt.speculative.ddtree import worker as worker_module
 from sglang.srt.speculative.ddtree.choosing import CHAIN, NONE, TREE
+from tests.overlay.publishing import publish
 from tests.overlay.warming_standins import BLOCK, HIDDEN, MOST, WIDTHS, UnsetWorker, Variant, note_launches
 
 
@@ -103,7 +103,7 @@ def test_a_step_launches_nothing_that_start_up_did_not(
     calibration: str,
 ) -> None:
     """Every lane, the chain, the plain step, every class of batches, requests whose roots alone are judged."""
-    set_global_server_args_for_scheduler(SimpleNamespace(speculative_ddtree_budget="auto"))
+    publish(SimpleNamespace(speculative_ddtree_budget="auto"))
     worker = Worker(page_size, deterministic, calibration)
     worker.choosing(1, NONE, 1)
     warming.warm_up(worker)
@@ -125,7 +125,7 @@ def test_a_step_launches_nothing_that_start_up_did_not(
 
 def test_given_exponents_cost_a_step_what_none_do(variants: list[Variant], monkeypatch: pytest.MonkeyPatch) -> None:
     """Their moments are for the fit alone: no launch more than without calibration, and two sums a tile."""
-    set_global_server_args_for_scheduler(SimpleNamespace(speculative_ddtree_budget=64))
+    publish(SimpleNamespace(speculative_ddtree_budget=64))
     launched, sums = {}, {}
     for calibration in ("off", "1.3", "auto"):
         worker = Worker(1, False, calibration)

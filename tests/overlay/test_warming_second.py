@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.server_args import set_global_server_args_for_scheduler
 from sglang.srt.speculative import spec_utils
 from sglang.srt.speculative.ddtree import warming
+from tests.overlay.publishing import publish
 from tests.overlay.warming_standins import (
     BLOCK,
     HIDDEN,
@@ -117,7 +117,7 @@ def test_a_step_launches_nothing_that_start_up_did_not(
 ) -> None:
     """Every lane, the chain, every class of batches, with grammars and without, roots alone and whole trees."""
     variants: list[Variant] = note_launches(monkeypatch)
-    set_global_server_args_for_scheduler(SimpleNamespace(speculative_ddtree_budget="auto"))
+    publish(SimpleNamespace(speculative_ddtree_budget="auto"))
     worker = worker_of(module, 1, deterministic, calibration)
     worker.choosing(DRAFTING[0], warming.TREE, DRAFTING[0])
     warming.warm_up(worker)

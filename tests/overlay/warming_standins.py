@@ -45,7 +45,7 @@ def note_launches(monkeypatch: pytest.MonkeyPatch) -> list[Variant]:
 class TritonAttnBackend:
     """By its name it needs tails of a mask alone; without graphs, or with the whole mask."""
 
-    cuda_graph_custom_mask = None
+    cuda_graph_custom_mask = verify_mask = None
 
     def __init__(self, *, enable_deterministic: bool) -> None:
         self.enable_deterministic = enable_deterministic

@@ -67,6 +67,7 @@
     model_facts   what is known of the target before it is loaded
     recurrent     which models have recurrent layers; `cached_states`: how the prefix cache keeps their states
     drawing       how the engine's sampler draws; `nan_logits`: what plain decoding does with NaN
+    processed     which requests have a custom logit processor
     finishing     the first worker: when a request is finished; `counting`, `recurrent_commit`: what else it calls by
                   other names in other releases
     draft_scope   the second worker: where the draft is built; `draft_arguments`, `draft_state`, `reserved`, `plans`,

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 GRAPH_BUFFERS = {
     "mask": ("cuda_graph_custom_mask", "_verify_mask"),
     "KV indices": ("cuda_graph_kv_indices", "cuda_graph_window_kv_indices"),
-    "partial attention": ("cuda_graph_attn", "cuda_graph_swa_attn", "cuda_graph_num_kv_splits"),
+    "partial attention": ("cuda_graph_attn", "cuda_graph_swa_attn", "cuda_graph_num_kv_splits", "cuda_graph_lean"),
 }
 
 

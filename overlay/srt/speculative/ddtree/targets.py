@@ -11,6 +11,7 @@ import torch
 from sglang.srt.layers.sampler import SYNC_TOKEN_IDS_ACROSS_TP, apply_custom_logit_processor
 from sglang.srt.speculative.ddtree.drawing import draw
 from sglang.srt.speculative.ddtree.nan_logits import replaces_nan
+from sglang.srt.speculative.ddtree.processed import processed
 
 
 #: Most bytes of probabilities held at once while sampling.
@@ -81,9 +82,8 @@ def roots_only(sampling_info: Any, penalised: torch.Tensor | None) -> torch.Tens
     """Which requests take the root's token only, bool [bs], or None: the penalised, and those with a processor."""
     if sampling_info is None or not sampling_info.has_custom_logit_processor:
         return penalised
-    masks = [mask for _, mask in sampling_info.custom_logit_processor.values()]
-    processed = torch.stack(masks).any(dim=0)
-    return processed if penalised is None else penalised | processed
+    own = processed(sampling_info)
+    return own if penalised is None else penalised | own
 
 
 def is_penalised(params: Any) -> bool:
@@ -145,6 +145,8 @@ class TargetChooser:
 
 _PER_REQUEST = ("temperatures", "top_ps", "top_ks", "min_ps", "sampling_seed")
 _FLAGS = ("need_top_p_sampling", "need_top_k_sampling", "need_min_p_sampling")
+#: What samplers of some releases (0.5.22 and later) read beside them: a number no `top_ks` is above, or None.
+_HINTS = ("max_top_k",)
 
 
 def _repeat(sampling_info: Any, width: int) -> SimpleNamespace:
@@ -153,6 +155,7 @@ def _repeat(sampling_info: Any, width: int) -> SimpleNamespace:
     return SimpleNamespace(
         **{name: None if value is None else value.repeat_interleave(width, dim=0) for name, value in fields.items()},
         **{name: getattr(sampling_info, name) for name in _FLAGS},
+        **{name: getattr(sampling_info, name, None) for name in _HINTS},
     )
 
 
@@ -161,5 +164,5 @@ def _rows_of(per_node: SimpleNamespace, part: slice) -> SimpleNamespace:
     fields = {name: getattr(per_node, name) for name in _PER_REQUEST}
     return SimpleNamespace(
         **{name: None if value is None else value[part] for name, value in fields.items()},
-        **{name: getattr(per_node, name) for name in _FLAGS},
+        **{name: getattr(per_node, name) for name in (*_FLAGS, *_HINTS)},
     )
