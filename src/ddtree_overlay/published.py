@@ -25,15 +25,16 @@ def published(version: str) -> Manifest | None:
 def departures(found: Manifest, release: Manifest) -> dict[str, str]:
     """How files of the snapshot `found` differ from those of the release: path -> how.
 
-    `changed`, `added`, `missing`, or `unknown`: there was nothing to compare it with. Which files a snapshot holds
-    depends on the overlay; those that mention DFlash are in every one, so only of these can it be said that one is
-    missing or was added.
+    `changed`, `added`, `missing`, `absent`, or `unknown`: there was nothing to compare it with. Which files a snapshot
+    holds depends on the overlay; those that mention DFlash are in every one, so only of these can it be said that one
+    is missing or was added. Another of the release's is absent: removed, or not taken by an older overlay.
     """
     known = {entry.path: entry.sha256 for entry in release.files}
     result = {e.path: "changed" for e in found.files if e.path in known and e.sha256 != known[e.path]}
     result |= dict.fromkeys(set(found.mentions) - set(release.mentions) - result.keys(), "added")
     held = {e.path for e in found.files}
     result |= dict.fromkeys(set(release.mentions) - held, "missing")
+    result |= dict.fromkeys(known.keys() - held - result.keys(), "absent")
     result |= dict.fromkeys(held - known.keys() - result.keys(), "unknown")
     return dict(sorted(result.items()))
 

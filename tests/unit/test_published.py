@@ -43,7 +43,9 @@ def test_departures_are_named_by_kind():
     release = Manifest("r", "", "wheel", {"sglang": "0.5.11"}, (entries["a"], entries["b"], entries["c"]), ("a", "b"))
     found = replace(release, files=(replace(entries["a"], sha256="x"), entries["d"], entries["e"]), mentions=("a", "d"))
 
-    assert departures(found, release) == {"a": "changed", "b": "missing", "d": "added", "e": "unknown"}
+    assert departures(found, release) == {
+        "a": "changed", "b": "missing", "c": "absent", "d": "added", "e": "unknown",
+    }  # fmt: skip
     assert departures(release, release) == {}
 
 
@@ -69,6 +71,18 @@ def test_committed_manifests_hold_what_a_snapshot_takes(version):
 
     assert {e.path: e.sha256 for e in taken.files}.items() <= {e.path: e.sha256 for e in known.files}.items()
     assert set(taken.mentions) <= set(known.mentions)
+
+
+def test_a_file_that_was_only_read_and_is_gone_is_warned_of():
+    """It does not mention DFlash: a base without it was said to be as published."""
+    known = published("0.5.11")
+    assert known is not None
+    gone = "srt/mem_cache/allocator.py"
+    assert known.entry(gone) and gone not in known.mentions
+
+    (found,) = check_base(replace(known, files=tuple(e for e in known.files if e.path != gone)))
+    assert (found.severity, found.path) == ("warning", gone)
+    assert found.message.startswith("not in the snapshot: ")
 
 
 def test_base_of_an_unknown_version_is_said_to_be_unknown():

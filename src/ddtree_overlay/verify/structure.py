@@ -32,6 +32,7 @@ def check_base(manifest: Manifest) -> list[Finding]:
         "changed": f"changed {since}",
         "added": f"made to mention DFlash {since}",
         "missing": f"removed, or cleared of DFlash, {since}",
+        "absent": f"not in the snapshot: removed {since}; or take the snapshot again, which an older overlay took",
         "unknown": f"not compared: not among the files that are known of SGLang {version} as it was published",
     }
     return [Finding("base", "warning", path, None, said[how]) for path, how in unlike.items()]
