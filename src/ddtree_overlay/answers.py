@@ -145,7 +145,7 @@ def _unless_supported(found: tuple[Problem, ...], result: Mapping[str, Any], tar
     """The problems of a plan, with a next step that can be gone: for an unknown release no overlay can be built."""
     if result["state"] != "upgraded" or is_supported(result["versions"]["sglang"]):
         return found
-    way = f"on the host: pip install sglang=={RELEASES[-1].version}; then ddtree-overlay status {target}"
+    way = f"pip install sglang=={RELEASES[-1].version}  # on the host\nddtree-overlay status {target}"
     return tuple(replace(p, next_step=way) if p.kind == "conflict" else p for p in found)
 
 

@@ -145,7 +145,7 @@ def _release(facts: Mapping[str, Any]) -> Iterator[Check]:
 
 
 def _pip(facts: Mapping[str, Any], what: str) -> str:
-    return f"on the host: {shlex.quote(facts['interpreter']['executable'])} -m pip install {what}"
+    return f"{shlex.quote(facts['interpreter']['executable'])} -m pip install {what}  # on the host"
 
 
 def _pins(facts: Mapping[str, Any]) -> Iterator[Check]:

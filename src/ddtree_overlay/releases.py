@@ -265,5 +265,5 @@ def unsupported(version: str) -> OverlayError:
         why=f"supported: {', '.join(r.version for r in RELEASES)}",
         next_step=f"--release {meant}"
         if asked
-        else f"on the host: pip install sglang=={newest}; or here --release {newest}",
+        else f"pip install sglang=={newest}  # on the host; or here: --release {newest}",
     )

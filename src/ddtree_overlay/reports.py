@@ -230,7 +230,7 @@ def _check_lines(checks: Iterable[Check]) -> list[Line]:
     for check in checks:
         lines.append(row("  ", (f"{check.level:<8}", _LEVELS[check.level]), f"{check.name}: {check.message}"))
         if check.next_step:
-            lines.append(row(("           next: ", "dim"), check.next_step))
+            lines.append(row(("           next: ", "dim"), check.next_step.replace("\n", "\n                 ")))
     return lines
 
 

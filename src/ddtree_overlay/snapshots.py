@@ -167,5 +167,5 @@ def _no_dflash(version: str | None, where: str) -> OverlayError:
     return OverlayError(
         f"SGLang {version or 'of unknown version'} has no DFlash, which DDTREE builds on ({where})",
         why=f"DFlash came with SGLang {oldest}; supported: {', '.join(SUPPORTED_RELEASES)}",
-        next_step=f"on the host: pip install sglang=={newest}\nddtree-overlay snapshot --release {newest}",
+        next_step=f"pip install sglang=={newest}  # on the host\nddtree-overlay snapshot --release {newest}",
     )

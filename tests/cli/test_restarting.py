@@ -108,7 +108,7 @@ def test_a_host_that_does_not_come_back_exits_7_with_lines_to_run(run: Run, conf
 
     assert done.code == 7
     assert "its files were put back, but the server does not come up with base" in done.err
-    assert f"on the host: {server.restart[0]}; tail " in done.err
+    assert f"next: # on the host:\n        {server.restart[0]}\n        tail " in done.err
     assert "curl -fsS http://127.0.0.1:" in done.err and "ddtree-overlay status --host gpu" in done.err
 
 

@@ -66,7 +66,7 @@ def test_pip_is_killed_in_the_middle(case: Case, tmp_path: Path):
     assert found.state == "half-installed"
     assert "its metadata is gone" in found.reason
     assert "pip has left the old files in ~glang-0.5.11.dist-info" in found.reason
-    assert "-m pip uninstall -y sglang; " in found.next_step and found.next_step == found.remedy
+    assert "-m pip uninstall -y sglang\n" in found.next_step and found.next_step == found.remedy
     for version in (OLD, NEW):
         error = refused("SGLang is not whole on this host", case.plan(version).check)
         assert isinstance(error, ConflictError)

@@ -99,7 +99,8 @@ def test_what_cannot_be_put_back_can_be_by_the_printed_lines(tiny, near, tmp_pat
     assert caught.value.exit_code == 7
     assert "srt/it's b.py: " in caught.value.why
     assert "srt/a.py" not in caught.value.why
-    manual = caught.value.next_step.removeprefix("on the host: ")
+    manual = caught.value.next_step
+    assert manual.startswith("# on the host:\n")
     subprocess.run(manual, shell=True, check=True)
     changed = differences(before, listing(tiny.root))
     assert [line for line in changed if "in-the-way" not in line] == []

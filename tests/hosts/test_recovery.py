@@ -83,7 +83,7 @@ def test_a_history_that_a_line_was_taken_out_of_does_not_hide_an_interruption(ti
     history.write_bytes(first + b"\0garbage\n" + last)
     with pytest.raises(OverlayError, match="damaged") as caught:
         deploy.status(near)
-    subprocess.run(str(caught.value.next_step).removeprefix("on the host: ").split(";")[0], shell=True, check=True)
+    subprocess.run(str(caught.value.next_step).splitlines()[0], shell=True, check=True)
     before = listing(tiny.root)
 
     with sabotaged(monkeypatch, "swap", "put", 2), pytest.raises(ConnectionFailedError):

@@ -50,7 +50,8 @@ def test_a_rollback_whose_server_does_not_come_up_is_incomplete(host: Host, serv
     assert differences(before, tree(server)) == []
     assert states(host) == [("d-0001", "good", True, False), ("d-0002", "bad", False, True)]
     (server.folder / "broken").unlink()
-    by_hand, _, here = error.next_step.removeprefix("on the host: ").partition("\n")
+    by_hand, here = error.next_step.split("\n# here:\n")
+    assert by_hand.startswith("# on the host:\n")
     assert here == "ddtree-overlay status --host gpu"
     ran = subprocess.run(["sh", "-c", by_hand.replace("curl -fsS", "true")], check=False, capture_output=True)
     assert ran.returncode == 0, ran.stderr

@@ -115,6 +115,17 @@ def test_a_next_step_that_begins_with_a_command_goes_on_behind_a_sign():
     assert loose == []
 
 
+def test_words_about_where_a_command_runs_stand_behind_a_sign():
+    """`on the host: COMMAND` cannot be pasted; `COMMAND  # on the host`, or the words on a line before it, can."""
+    loose = []
+    for path in sorted((PROJECT / "src").rglob("*.py")):
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1):
+            if re.search(r"""(?:["']|then |: )on the host[:,] """, line):
+                loose.append(f"{path.name}:{number}: {line.strip()}")
+
+    assert loose == []
+
+
 @pytest.mark.parametrize("script", ["setup", "engine_env"])
 def test_pip_shows_its_errors_and_keeps_its_warnings_to_itself(script):
     """They would stand before the first line of what was asked for: twice quiet, and not three times."""

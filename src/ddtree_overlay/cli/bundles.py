@@ -158,7 +158,7 @@ def _edited(target: Target, live: Status, stored: StoredBundle, digests: Mapping
     wrong = [c.path for c in stored.bundle.changes if digests[c.path] not in (c.base_sha256, c.sha256)]
     return (
         f"{target.name}: changed by hand since {name} was pushed: {listed(wrong)}. push and rollback refuse that; "
-        f"the diff takes it back: on the host, patch -p2 -d {shlex.quote(live.root)} < DIFF"
+        f"the diff takes it back on the host:\npatch -p2 -d {shlex.quote(live.root)} < DIFF"
     )
 
 

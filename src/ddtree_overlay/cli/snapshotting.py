@@ -115,7 +115,7 @@ def _no_base(
         step = f"{target.command('patch')}  # builds on the kept snapshot; for a new one, first:\n"
     undo = f"{target.command('rollback')} --to base"
     if live.state in {"pristine", "upgraded"}:
-        undo = f"reinstall SGLang on the host: pip install --force-reinstall --no-deps sglang=={live.version}"
+        undo = f"pip install --force-reinstall --no-deps sglang=={live.version}  # on the host"
     return ConflictError(
         f"{target.name} carries an overlay{who}: its files are no base to snapshot",
         why=f"{found.path}: {found.why}; {kept}",

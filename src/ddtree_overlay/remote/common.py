@@ -49,7 +49,7 @@ def read_file(path: Path) -> bytes:
                 "failed",
                 f"{path} is not a regular file",
                 why="a pipe, a device or a folder stands where a module belongs",
-                next_step=f"on the host: ls -ld {shlex.quote(str(path))}, and put the module back",
+                next_step=f"ls -ld {shlex.quote(str(path))}  # on the host; then put the module back",
             )
         with os.fdopen(fd, "rb", closefd=False) as stream:
             return stream.read()

@@ -89,8 +89,8 @@ def remedy(site: Site, version: str | None) -> str:
     version = site.version or version or "VERSION"
     pip = f"{shlex.quote(sys.executable)} -m pip"
     # Of what was never finished pip can uninstall nothing, and would not install over it either.
-    lines = f"{pip} uninstall -y {PACKAGE}; {pip} install --no-deps --ignore-installed {PACKAGE}=={version}"
-    return f"on the host: {lines}; then ddtree-overlay status {{target}}"
+    lines = f"{pip} uninstall -y {PACKAGE}\n{pip} install --no-deps --ignore-installed {PACKAGE}=={version}"
+    return f"# on the host:\n{lines}\n# here:\nddtree-overlay status {{target}}"
 
 
 def not_whole(fault: str, step: str) -> Refusal:

@@ -111,7 +111,7 @@ def _temporary(full: Path, path: str) -> Refusal | None:
                 "failed",
                 f"a folder lies at the name that the new {path} has until it is complete: {temp}",
                 why="it was not made by this tool, so it is not removed",
-                next_step=f"look at it, then on the host: mv {shlex.quote(str(temp))} somewhere else",
+                next_step=f"ls -la {shlex.quote(str(temp))}  # on the host; then move it somewhere else",
             )
         locked = _unlocked(temp, str(temp)) if temp.is_file() else None
         if locked:
@@ -142,7 +142,7 @@ def _unlocked(path: Path, name: str) -> Refusal | None:
     return Refusal(
         "failed",
         f"{name} is {kind} (chattr)",
-        next_step=f"on the host: chattr -i -a {shlex.quote(str(path))}, then try again",
+        next_step=f"chattr -i -a {shlex.quote(str(path))}  # on the host; then try again",
     )
 
 

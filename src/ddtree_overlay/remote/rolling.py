@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,8 +77,9 @@ def _unknown_overlay(site: Site) -> Refusal:
         f"an overlay is in place in {site.root}, but nothing on the host says what was there before",
         why=f"no deployment in {site.state} put it there",
         next_step=(
-            f"on the host: rm -r {shlex.quote(str(site.root / MARK))}, then reinstall SGLang "
-            "(pip install --force-reinstall --no-deps sglang==VERSION)"
+            f"# on the host:\nrm -r {shlex.quote(str(site.root / MARK))}\n"
+            f"{shlex.quote(sys.executable)} -m pip install --force-reinstall --no-deps "
+            f"sglang=={site.version or 'VERSION'}"
         ),
     )
 

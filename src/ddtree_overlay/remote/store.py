@@ -103,8 +103,8 @@ class Store:
                 f"the record of {name} is damaged: {path}",
                 why=f"{fault}; what the files were before cannot be known without it",
                 next_step=(
-                    f"put {path} back from a backup; or reinstall SGLang on the host, "
-                    f"and then on the host: mv {shlex.quote(str(self.folder))} {shlex.quote(str(self.folder))}.damaged"
+                    f"put {path} back from a backup; or reinstall SGLang on the host, and then there:\n"
+                    f"mv {shlex.quote(str(self.folder))} {shlex.quote(str(self.folder))}.damaged"
                 ),
             )
         return record
@@ -276,5 +276,5 @@ def _damaged(where: str, fault: str, step: str) -> Refusal:
         "failed",
         f"the state on the host is damaged: {where}",
         why=f"{fault}; nothing was changed",
-        next_step=f"on the host: {step}; then ddtree-overlay status {{target}}",
+        next_step=f"{step}  # on the host\nddtree-overlay status {{target}}",
     )

@@ -242,8 +242,8 @@ def _by_hand(case: Case, record: Record | None) -> str:
     ask_it = f"curl -fsS {header}{shlex.quote(case.trial['url'].rstrip('/') + '/server_info')}"
     log = f"tail {shlex.quote(str(case.store.folder / restarting.LOG))}"
     wanted = f"overlay {record['overlay_id']}" if record else "no overlay id"
-    lines = "; ".join([*reset, start, log, f"{ask_it}  # should report {wanted}"])
-    return f"on the host: {lines}\nddtree-overlay status {{target}}"
+    lines = "\n".join([*reset, start, log, f"{ask_it}  # should report {wanted}"])
+    return f"# on the host:\n{lines}\n# here:\nddtree-overlay status {{target}}"
 
 
 def after_rollback(site: Site, store: Store, args: dict[str, Any], before: Before) -> dict[str, Any]:

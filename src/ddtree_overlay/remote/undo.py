@@ -150,7 +150,7 @@ def refuse(store: Store, journal: dict[str, Any], problems: list[Problem], cause
         "incomplete",
         f"the {event['event']} of {event['id']} could not be put back completely",
         why="; ".join([cause, *(f"{path}: {reason}" for path, reason in problems)]),
-        next_step="on the host: " + "; ".join([*lines, f"rm -f {_quoted(store.folder / 'journal.json')}"]),
+        next_step="\n".join(["# on the host:", *lines, f"rm -f {_quoted(store.folder / 'journal.json')}"]),
     )
 
 
