@@ -24,6 +24,12 @@ def strategy(name: str) -> dict[str, object]:
 
 
 @pytest.fixture(autouse=True)
+def _alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else is going to take memory."""
+    monkeypatch.setattr(gates, "promised_bytes", lambda _: 0)
+
+
+@pytest.fixture(autouse=True)
 def _recurrent(monkeypatch: pytest.MonkeyPatch) -> None:
     """Later releases look at the model's config, which is none of Hugging Face's here."""
     monkeypatch.setattr(gates, "is_recurrent", lambda runner: runner.mambaish_config is not None)
@@ -202,6 +208,19 @@ def test_budget_beyond_graph_memory_is_refused_with_one_that_fits(monkeypatch: p
     assert "48 requests of 513 tokens" in error
     fits = int(error.split("at most ")[1].split()[0])
     assert 1 < fits < 512
+    assert graph_error(fits) == ""
+
+
+def test_memory_that_the_drafter_will_need_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first worker loads it behind the target's graphs: a start passed and ran out of memory there."""
+    gpu_with(monkeypatch, 6 * 2**30)
+    assert graph_error(64) == ""
+    monkeypatch.setattr(gates, "promised_bytes", lambda _: 4 * 2**30)
+    error = graph_error(64)
+    assert "2.0 GiB are free beside the drafter's weights and KV (4.0 GiB)" in error
+    assert "--mem-fraction-static" in error
+    fits = int(error.split("at most ")[1].split()[0])
+    assert 1 < fits < 64
     assert graph_error(fits) == ""
 
 

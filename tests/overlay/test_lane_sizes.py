@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from sglang.srt.speculative.ddtree import lane_bytes, lane_sizes
 from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, default_budgets
 from tests.overlay.lane_standins import arguments, target
@@ -115,9 +118,31 @@ def test_the_drafters_pool_is_not_free(monkeypatch: pytest.MonkeyPatch, publishe
     runner = on_a_gpu(monkeypatch, 4 * 2**30)
     kv = [torch.empty((2**20, 128), dtype=torch.uint8, device="meta") for _ in range(8)]  # 1 GiB a side
     runner.token_to_kv_pool, runner.dflash_draft_num_layers = SimpleNamespace(k_buffer=kv, v_buffer=kv), 4
+    runner.ddtree_drafter_bytes = 0
     monkeypatch.setattr(lane_sizes, "promised_bytes", variant("first", "promised").promised_bytes)
 
     assert lane_sizes.lane_batch_sizes(runner, SIZES, 257)[-1] == 5  # half of 4 - 1 GiB: 1536 nodes
+
+
+def test_nor_is_what_its_weights_will_take(monkeypatch: pytest.MonkeyPatch):
+    """As many bytes as its checkpoint has, and its keys' and values' weights again, which SGLang stacks."""
+    promised = variant("first", "promised")
+    folder = Path(__file__).resolve().parents[1] / "data/tiny_pair/draft"
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    of_config = SimpleNamespace(hf_config=SimpleNamespace(**config), dtype=torch.float32)
+    asked: dict[str, object] = {}
+    monkeypatch.setattr(
+        promised.ModelConfig, "from_server_args", lambda _, **given: asked.update(given) or of_config, raising=True
+    )
+    written = SimpleNamespace(speculative_draft_model_path=str(folder), speculative_draft_model_revision="main")
+    runner = target(server_args=written, dflash_target_layer_ids=[1, 2], tp_size=1, token_to_kv_pool=None)
+    weights = load_file(folder / "model.safetensors")
+    stacked = [w for name, w in weights.items() if name.endswith(("k_proj.weight", "v_proj.weight"))]
+
+    assert promised.promised_bytes(runner) == sum(w.nbytes for w in (*weights.values(), *stacked))
+    assert asked == {"model_path": str(folder), "model_revision": "main", "is_draft_model": True}
+    halves = promised.drafter_parameters(of_config.hf_config, 2, 2)
+    assert sum(halves) < sum(promised.drafter_parameters(of_config.hf_config, 2, 1))
 
 
 def test_a_lane_that_does_not_hold_one_request_is_refused_with_what_does(

@@ -11,6 +11,7 @@ from sglang.srt.speculative.ddtree.backends import check_attention
 from sglang.srt.speculative.ddtree.graph_memory import attention_bytes, free_bytes
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid
 from sglang.srt.speculative.ddtree.lane_bytes import NodeBytes, lanes_bytes, planned
+from sglang.srt.speculative.ddtree.promised import promised_bytes
 from sglang.srt.speculative.ddtree.published import schedule, spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
@@ -152,13 +153,16 @@ def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_node: int, reque
         return  # the draft runner, or a narrower lane
     node = NodeBytes.with_attention(graphs.model_runner, buffers=per_node, request=request)
     needed, fixed, with_one = (lanes_bytes([(nodes, graphs.batch_sizes)], node) for nodes in (width, 0, 1))
-    free = free_bytes()
+    promised = promised_bytes(graphs.model_runner)
+    free = free_bytes() - promised
     if needed > free:
         fits = max(0, (free - fixed) // (with_one - fixed) - 1)
+        beside = f" beside the drafter's weights and KV ({promised / 2**30:.1f} GiB)" if promised else ""
         raise ValueError(
             f"DDTREE: CUDA graphs for {max_bs} requests of {width} tokens need {needed / 2**30:.1f} GiB of attention "
-            f"buffers, logits and hidden states, {free / 2**30:.1f} GiB are free. Lower --speculative-ddtree-budget "
-            f"(at most {fits} fits), --cuda-graph-max-bs or --context-length."
+            f"buffers, logits and hidden states, {max(0, free) / 2**30:.1f} GiB are free{beside}. Lower "
+            f"--speculative-ddtree-budget (at most {fits} fits), --cuda-graph-max-bs, --context-length or "
+            "--mem-fraction-static."
         )
 
 
