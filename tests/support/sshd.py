@@ -79,7 +79,7 @@ class SshServer:
     def _wait(self) -> None:
         deadline = time.monotonic() + HANG
         while time.monotonic() < deadline and self.process.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=HANG) as sock:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=5) as sock:
                 if sock.recv(4) == b"SSH-":
                     return
             time.sleep(0.05)
@@ -134,7 +134,8 @@ class SshServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
         try:
-            self.process.wait(timeout=HANG)
+            # It is not waited for as what is tested: then it is killed.
+            self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
