@@ -153,5 +153,19 @@ ONE, THREE = prompts(0), prompts(0, 1, 3)
 CALLS = [greedy(ONE), greedy(THREE)]
 #: What runs in an engine whose KV pool is too small for it, and whose prompts are prefilled in pieces.
 TIGHT = FLOWS["7, 330 and 64 tokens together"] * 2 + FLOWS["hits in the prefix cache"]
+#: The same full pool for requests whose tokens are counted: who loses its KV goes on counting where it was.
+TIGHT_PENALISED = [
+    asked | {"sampling_params": asked["sampling_params"] | counted}
+    for asked, counted in zip(
+        [request(LONG[:150], 48), request(LINE, 48), request(SHORT, 60)] * 2,
+        [
+            {"repetition_penalty": 1.3},
+            {"frequency_penalty": 0.8, "presence_penalty": 0.3},
+            {"min_new_tokens": 40, "stop_token_ids": [10, 32, 46], "ignore_eos": False},
+        ]
+        * 2,
+        strict=True,
+    )
+]
 #: Of the releases beside those of the whole matrix.
 RELEASE_FLOWS = ("joining and leaving", "penalised among others", "stop strings inside a path")

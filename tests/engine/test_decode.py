@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.engine import harness
 from tests.engine.engines import Engines, Release, Sites
-from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, problems, wishing
+from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, TIGHT_PENALISED, problems, wishing
 
 
 BUDGETS = (1, 3, 7, 16, 63)
@@ -50,6 +50,8 @@ def queue(engines: Engines, sites: Sites) -> None:
     here.ddtree("chain-seed", chain, CALLS, traced=True, speculative_ddtree_chain_seed=True)
     here.ddtree("float16", 16, CALLS, dtype="float16")
     here.ddtree("tight", 24, [{"flow": TIGHT}], max_total_tokens=640, chunked_prefill_size=48)
+    here.plain("plain counted", [harness.alone(TIGHT_PENALISED)], max_total_tokens=4096)
+    here.ddtree("tight counted", 24, [{"flow": TIGHT_PENALISED}], max_total_tokens=340, chunked_prefill_size=48)
     for name, break_ in BREAKS.items():
         here.ddtree(f"broken-{name}", 16, CALLS, site=broken(here.site, engines.folder / f"site-{name}", *break_))
     for version in harness.FIRST_WORKER[1:]:
@@ -133,6 +135,12 @@ def test_retracted_requests_and_prefill_in_pieces_equal_plain_decoding(engines: 
     assert "Retract requests" in result["log"]
     assert "#new-token: 48," in result["log"]
     assert problems(TIGHT, result["calls"][0], engines["plain"]["calls"][-1]) == []
+
+
+def test_penalties_go_on_where_a_retracted_request_was(engines: Engines) -> None:
+    """What it said before it lost its KV is penalised still, and not asked of it a second time by `min_new_tokens`."""
+    assert "Retract requests" in engines["tight counted"]["log"]
+    assert problems(TIGHT_PENALISED, engines["tight counted"]["calls"][0], engines["plain counted"]["calls"][0]) == []
 
 
 @pytest.mark.parametrize("name", ["triton", "triton-newest"])

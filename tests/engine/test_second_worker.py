@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from tests.engine import harness
 from tests.engine.engines import Engines, Release, Sites
-from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, problems, wishing
+from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, TIGHT_PENALISED, problems, wishing
 from tests.engine.test_decode import accept_length, outputs
 
 
@@ -37,6 +37,7 @@ def queue(engines: Engines, sites: Sites) -> None:
     here = Release(engines, sites, harness.SECOND_RELEASE, ahead=True)
     flows = [{"flow": flow} for flow in FLOWS.values()]
     here.plain("plain", [*CALLS, *map(harness.alone, [*FLOWS.values(), TIGHT]), LOGPROBS])
+    here.plain("plain counted", [harness.alone(TIGHT_PENALISED)], max_total_tokens=4096)
     here.dflash("dflash", CALLS)
     for budget in BUDGETS:
         here.ddtree(f"budget-{budget}", budget, [*CALLS, *flows], traced=True)
@@ -46,6 +47,7 @@ def queue(engines: Engines, sites: Sites) -> None:
     here.ddtree("one after the other", 16, [*CALLS, *flows], disable_overlap_schedule=True)
     here.ddtree("pages", 16, [*CALLS, *flows], page_size=16)
     here.ddtree("tight", 24, [{"flow": TIGHT}], max_total_tokens=576, chunked_prefill_size=48)
+    here.ddtree("tight counted", 24, [{"flow": TIGHT_PENALISED}], max_total_tokens=340, chunked_prefill_size=48)
     here.ddtree("small pool", 24, CALLS, max_total_tokens=480)
     for version in OTHERS:
         other = Release(engines, sites, version, ahead=True)
@@ -70,6 +72,12 @@ def test_retracted_requests_and_prefill_in_pieces_equal_plain_decoding(engines: 
     """A request that loses its KV while a step of it is in flight is decoded again to the same text."""
     assert "Retract requests" in engines["tight"]["log"]
     assert problems(TIGHT, engines["tight"]["calls"][0], engines["plain"]["calls"][-2]) == []
+
+
+def test_penalties_go_on_where_a_retracted_request_was(engines: Engines) -> None:
+    """What it said before it lost its KV is penalised still, and not asked of it a second time by `min_new_tokens`."""
+    assert "Retract requests" in engines["tight counted"]["log"]
+    assert problems(TIGHT_PENALISED, engines["tight counted"]["calls"][0], engines["plain counted"]["calls"][0]) == []
 
 
 def test_a_request_holds_a_block_and_the_widest_tree_beside_its_tokens(engines: Engines) -> None:

@@ -1,11 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""srt/managers/schedule_batch.py: what one decode step may allocate, and where within a step a request ends."""
+"""srt/managers/schedule_batch.py: what a step may allocate, where in it a request ends, what penalties count."""
 
 from __future__ import annotations
 
 from ddtree_overlay.edits.anchors import After, AtStart
 from ddtree_overlay.edits.base import Edit, Example, insert_statements
 
+
+#: In every release.
+_PENALTIES = insert_statements(
+    "ScheduleBatch.prepare_for_extend",
+    After("self.sampling_info = SamplingBatchInfo.from_schedule_batch(self, self.model_config.vocab_size)"),
+    """\
+if self.spec_algorithm.is_ddtree():
+    from sglang.srt.speculative.ddtree.earlier_output import count_earlier_output
+
+    count_earlier_output(self.sampling_info.penalizer_orchestrator, self.reqs)
+""",
+    reason="The penalties of a request that was retracted would start anew, and its text be another than that of one "
+    "that was not.",
+)
 
 EXAMPLE = Example(
     before="""\
@@ -15,6 +29,9 @@ class ScheduleBatch:
         spec_tokens = server_args.speculative_num_draft_tokens
 
         return spec_tokens * len(requests)
+
+    def prepare_for_extend(self):
+        self.sampling_info = SamplingBatchInfo.from_schedule_batch(self, self.model_config.vocab_size)
 """,
     after="""\
 class ScheduleBatch:
@@ -25,6 +42,13 @@ class ScheduleBatch:
             spec_tokens = max(spec_tokens, server_args.speculative_dflash_block_size)
 
         return spec_tokens * len(requests)
+
+    def prepare_for_extend(self):
+        self.sampling_info = SamplingBatchInfo.from_schedule_batch(self, self.model_config.vocab_size)
+        if self.spec_algorithm.is_ddtree():
+            from sglang.srt.speculative.ddtree.earlier_output import count_earlier_output
+
+            count_earlier_output(self.sampling_info.penalizer_orchestrator, self.reqs)
 """,
 )
 
@@ -41,6 +65,7 @@ if server_args.speculative_algorithm == "DDTREE":
 """,
             reason="A step drafts a block and verifies a tree; the scheduler must know the larger of the two.",
         ),
+        _PENALTIES,
     ),
     examples=(EXAMPLE,),
 )
@@ -51,6 +76,10 @@ class Req:
     def update_finish_state(self, new_accepted_len=1):
         if self.finished():
             return
+
+class ScheduleBatch:
+    def prepare_for_extend(self):
+        self.sampling_info = SamplingBatchInfo.from_schedule_batch(self, self.model_config.vocab_size)
 """,
     after="""\
 class Req:
@@ -62,6 +91,14 @@ class Req:
                 return
         if self.finished():
             return
+
+class ScheduleBatch:
+    def prepare_for_extend(self):
+        self.sampling_info = SamplingBatchInfo.from_schedule_batch(self, self.model_config.vocab_size)
+        if self.spec_algorithm.is_ddtree():
+            from sglang.srt.speculative.ddtree.earlier_output import count_earlier_output
+
+            count_earlier_output(self.sampling_info.penalizer_orchestrator, self.reqs)
 """,
 )
 
@@ -83,6 +120,7 @@ if new_accepted_len > 1:
             reason="One look at all tokens of a step takes the wrong one of several ends, or the limit for a stop "
             "before it; what comes after the stop would be emitted.",
         ),
+        _PENALTIES,
     ),
     examples=(FINISH_STATE_EXAMPLE,),
 )

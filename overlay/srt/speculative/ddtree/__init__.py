@@ -56,6 +56,7 @@
     verify_input  one verify step of a batch (one variant a generation): the first worker's commits it as well
     worker        the DFLASH worker with the chain replaced by a tree (one variant a generation)
     penalties     the second worker: penalties of the root, exact with overlap scheduling
+    earlier_output  what a retracted request has said before, for its penalties
     grammar       the second worker: what each node's next token may be
     room          the second worker: slots, columns and lengths for what is reserved ahead
     requests      the second worker: requests that a tree does not serve
