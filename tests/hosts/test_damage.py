@@ -70,7 +70,7 @@ def test_an_overlay_without_any_state_folder_is_not_pristine(tiny, near):
     assert "no deployment in" in found.reason
     with pytest.raises(ConflictError, match="nothing on the host says what was there before") as caught:
         deploy.rollback(near, purge=True)
-    assert "reinstall SGLang" in caught.value.next_step
+    assert "pip install --force-reinstall --no-deps sglang==" in caught.value.next_step
 
 
 BAD_LINES = {

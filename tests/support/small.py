@@ -166,10 +166,17 @@ def get_global_server_args():
 
 
 class ScheduleBatch:
+    def __init__(self, reqs, spec_algorithm):
+        self.reqs = reqs
+        self.spec_algorithm = spec_algorithm
+
     def new_tokens_required_next_decode(self, requests):
         server_args = get_global_server_args()
         spec_tokens = server_args.speculative_num_draft_tokens
         return spec_tokens * len(requests)
+
+    def prepare_for_extend(self):
+        self.sampling_info = SamplingBatchInfo.from_schedule_batch(self, self.model_config.vocab_size)
 """,
     "srt/managers/tokenizer_manager.py": """\
 class TokenizerManager:
@@ -289,6 +296,10 @@ def check_recurrent_memory(state_bytes, free_gib):
 """,
     "srt/speculative/ddtree/choosing.py": """\
 def check_wish(server_args, obj):
+    return None
+""",
+    "srt/speculative/ddtree/earlier_output.py": """\
+def count_earlier_output(penalizers, reqs):
     return None
 """,
     "srt/speculative/ddtree/topology.py": """\
