@@ -107,7 +107,12 @@ def test_partly_patched_install_is_no_base(run, patched_root, workspace):
     file.unlink()
     file.write_bytes(patched)
 
-    refused(run("snapshot", "--root", str(patched_root)), 4, "srt/server_args.py: it holds all of", "reinstall SGLang")
+    refused(
+        run("snapshot", "--root", str(patched_root)),
+        4,
+        "srt/server_args.py: it holds all of",
+        "pip install --force-reinstall",
+    )
 
 
 def test_snapshot_of_patched_files_from_before_is_refused_by_patch_and_verify(run, patched_root, workspace):
