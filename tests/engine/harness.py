@@ -10,12 +10,10 @@ written in torch (`standins/reference_kernels`) or, fifty times slower, the real
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine import warm
+from tests.support.ports import free_port
 
 from ddtree_overlay.releases import RELEASES
 
@@ -42,9 +41,6 @@ RELEASE, SECOND_RELEASE = "0.5.11", "0.5.17"
 BLOCK_SIZE = 8
 #: Tells a job that hangs from one of a busy machine.
 DECODE_TIMEOUT = 1500
-#: Engines take their ports a while after they were given them: these lie below the range from which a kernel gives
-#: ports away by itself, and `scripts/gpu_proofs` begins above them. Runs beside each other begin at ports of their own.
-_ports = itertools.count(10100 + os.getpid() % 48 * 200)
 #: Environment of an engine that runs SGLang's own Triton kernels.
 TRITON = {"DDTREE_TEST_REFERENCE_KERNELS": ""}
 #: Variables that are read when they matter, not at import.
@@ -156,15 +152,6 @@ def python_of(site: Path) -> Path:
     return SECOND_PYTHON if (site / "sglang/srt/speculative/dflash_worker_v2.py").exists() else ENGINE_PYTHON
 
 
-def own_port() -> int:
-    """A port on which nobody listens, and that nobody else of this run is given."""
-    for port in _ports:
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError
-
-
 def decode(
     site: Path,
     args: Mapping[str, Any],
@@ -187,7 +174,7 @@ def decode(
     """
     folder.mkdir(parents=True, exist_ok=True)
     job, result, log = folder / "job.json", folder / "result.json", folder / "log.txt"
-    job.write_text(json.dumps({"engine": {"nccl_port": own_port(), **args}, "calls": calls}))
+    job.write_text(json.dumps({"engine": {"nccl_port": free_port(), **args}, "calls": calls}))
     if args.get("speculative_algorithm") == "DFLASH":
         environment |= {"DDTREE_TEST_KEEP_DTYPE": "1"}
     command = [str(PROJECT / "scripts/engine_job"), str(job), str(result)]

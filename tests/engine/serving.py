@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.engine import harness, warm
+from tests.support.ports import free_port
 
 
 #: These tell what hangs from what a busy machine takes.
@@ -44,9 +45,9 @@ class Serving:
     def start(cls, site: Path, arguments: Mapping[str, Any], folder: Path) -> Serving:
         """Start it with these fields of `harness.engine_args` as flags; `wait` says when it answers."""
         folder.mkdir(parents=True, exist_ok=True)
-        port = harness.own_port()
+        port = free_port()
         words = [str(harness.PROJECT / "tests/engine/serve.py"), str(folder / "pid"), *_flags(arguments)]
-        words += ["--host", "127.0.0.1", "--port", str(port), "--nccl-port", str(harness.own_port())]
+        words += ["--host", "127.0.0.1", "--port", str(port), "--nccl-port", str(free_port())]
         late = {"DDTREE_TEST_KEEP_DTYPE": "1"} if arguments.get("speculative_algorithm") == "DFLASH" else {}
 
         def run() -> None:

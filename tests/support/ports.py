@@ -8,7 +8,8 @@ import random
 import socket
 
 
-#: Below the kernel's own ports (32768 and up), and below those of the engine tests.
+#: Below the kernel's own ports (32768 and up) with the 10,000 more at which SGLang has gRPC, and below those of
+#: `scripts/gpu_proofs`.
 _PORTS = range(10000, 20000)
 #: A name of an abstract socket for each port; the kernel drops it with this process.
 _claims: list[socket.socket] = []
