@@ -32,6 +32,9 @@ def test_no_supported_release_has_a_finding(done: list[Done]):
     assert {d.version: d.errors for d in done if d.errors and d.version in supported} == {}
 
 
-def test_all_of_them_take_less_than_two_cores_in_five_minutes(done: list[Done]):
-    """Processor time, several times what an idle machine takes: shared caches make a busy one slower even by that."""
-    assert sum(d.seconds for d in done) < 600
+def test_all_of_them_take_less_than_two_cores_in_two_minutes(done: list[Done]):
+    """Processor time, some three times what an idle machine takes: shared caches make a busy one slower even by that.
+
+    Beside engines and two busy loops it was 119 s; README.md has what it takes with nothing else running.
+    """
+    assert sum(d.seconds for d in done) < 240
