@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import HANG
 
 from ddtree_overlay.remote import asking
 from ddtree_overlay.remote.asking import ask, read_key
@@ -19,8 +20,6 @@ from ddtree_overlay.remote.common import Refusal
 
 INFO = json.dumps({"speculative_algorithm": "DDTREE", "speculative_ddtree_overlay_id": "33d0b6569ace"})
 Answers = dict[str, tuple[int, str]]
-#: Seconds that no machine needs for an answer, however busy it is.
-PATIENCE = 100
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ def _loop(listener: socket.socket, answers: Answers, drip: bool) -> None:
 )
 def test_answer(serve: Callable[..., str], answers: Answers, kind: str, says: str):
     """Only an answer that names the algorithm counts as a server that said what it runs."""
-    heard = ask(serve(answers), seconds=PATIENCE)
+    heard = ask(serve(answers), seconds=HANG)
 
     assert (heard.kind, heard.told) == (kind, kind in {"up", "starting"})
     assert says in heard.text
@@ -90,7 +89,7 @@ def test_a_server_that_drips_is_not_waited_for_without_end(serve: Callable[..., 
     heard = ask(serve({}, drip=True), seconds=1)
 
     assert (heard.kind, heard.text) == ("down", "no answer within 1 s")
-    assert time.monotonic() - start < PATIENCE
+    assert time.monotonic() - start < HANG
 
 
 def test_a_connection_that_takes_all_the_time_is_not_read_from(
@@ -116,7 +115,7 @@ def test_what_speaks_another_protocol_is_no_server_of_ours(answer: bytes, kind: 
     """Refused before anything is written, as no restart makes it better; what it says cannot steer a terminal."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=_say, args=(listener, answer), daemon=True).start()
-        heard = ask(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", seconds=PATIENCE)
+        heard = ask(f"{scheme}://127.0.0.1:{listener.getsockname()[1]}", seconds=HANG)
 
     assert heard.kind == kind
     assert says in heard.text

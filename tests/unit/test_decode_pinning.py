@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import until
 
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -48,10 +48,7 @@ def engine() -> Iterator[int]:
     before = os.sched_getaffinity(0)
     titles = "(exec -a sglang::scheduler sleep 600) & (exec -a sglang::detokenizer sleep 600) & wait"
     with subprocess.Popen(["bash", "-c", titles], start_new_session=True) as process:
-        end = time.monotonic() + 100
-        while not {"scheduler", "detokenizer"} <= set(decode_pinning.processes(process.pid).values()):
-            assert time.monotonic() < end, "they have not begun"
-            time.sleep(0.02)
+        until(lambda: {"scheduler", "detokenizer"} <= set(decode_pinning.processes(process.pid).values()))
         yield process.pid
         os.killpg(process.pid, 9)
     os.sched_setaffinity(0, before)

@@ -6,11 +6,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.waiting import until
 
 from ddtree_overlay import fleet
 from ddtree_overlay.crew import Crew, FaultError
@@ -241,9 +241,7 @@ def test_the_first_ctrl_c_finishes_what_has_begun_and_puts_it_back(number):
 
     def swap(say):
         os.kill(os.getpid(), number)
-        deadline = time.monotonic() + 100
-        while not crew.interrupted and time.monotonic() < deadline:
-            time.sleep(0.01)
+        until(lambda: crew.interrupted)
         slow(say)
 
     hosts[0].swap = swap

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -96,9 +97,8 @@ def test_a_command_that_hangs_is_ended_and_keeps_what_it_wrote(
 
     def begun(*words: Any, **more: Any) -> subprocess.Popen[bytes]:
         """A command that has said something: its limit may be over before a busy machine has got it that far."""
-        process, end = begin(*words, **more), time.monotonic() + 100
-        while not (options.out / "one.log").read_text() and time.monotonic() < end:
-            time.sleep(0.05)
+        process = begin(*words, **more)
+        until((options.out / "one.log").read_text)
         return process
 
     monkeypatch.setattr(subprocess, "Popen", begun)

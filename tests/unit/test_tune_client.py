@@ -10,14 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.support.waiting import HANG
 
 from ddtree_overlay.config_keys import is_loopback
 from ddtree_overlay.errors import ConnectionFailedError, OverlayError
 from ddtree_overlay.tuning.client import Api, NoAnswerError, travels_open
-
-
-#: Seconds that no machine needs for an answer, however busy it is.
-PATIENCE = 100
 
 
 def forever(first: bytes, piece: bytes, pause: float = 0.05) -> Callable[[socket.socket], None]:
@@ -74,18 +71,18 @@ def test_an_answer_that_never_ends_is_cut_off_in_time(answer):
     with listening(answer) as url, pytest.raises(ConnectionFailedError) as caught:
         Api(url, 0.7).server_info()
 
-    assert "no answer within 1 s" in caught.value.why and time.monotonic() - start < PATIENCE
+    assert "no answer within 1 s" in caught.value.why and time.monotonic() - start < HANG
 
 
 def test_a_connection_that_takes_all_the_time_is_not_read_from():
     """The request is over before there is a socket that could be ended; then this one drips."""
 
     def dial(address: str, port: int, seconds: float) -> socket.socket:
-        connection._cut.wait(PATIENCE)
+        connection._cut.wait(HANG)
         return socket.create_connection((address, port), seconds)
 
     with listening(forever(b"HTTP/1.1 200 OK\r\n", b"X: y\r\n")) as url:
-        connection = Api(url, PATIENCE, dial=dial).connection()
+        connection = Api(url, HANG, dial=dial).connection()
         with pytest.raises(NoAnswerError, match="no answer within 0 s"):
             connection.send("GET", "/server_info", None, 0.2)
 
@@ -107,7 +104,7 @@ def test_a_connection_that_takes_all_the_time_is_not_read_from():
 def test_nonsense_is_refused_without_a_fault_and_without_control_characters(data):
     """Whatever listens there, the message is ours."""
     with listening(once(data)) as url, pytest.raises(OverlayError) as caught:
-        Api(url, PATIENCE).server_info()
+        Api(url, HANG).server_info()
 
     assert caught.value.next_step and str(caught.value).replace("\n", "").isprintable()
 
@@ -121,10 +118,10 @@ def test_a_long_answer_is_read_up_to_a_bound():
 
     def answer(client: socket.socket) -> None:
         client.sendall(b"HTTP/1.1 200 OK\r\n\r\n" + b"x" * (20 << 20))
-        read.wait(PATIENCE)
+        read.wait(HANG)
 
     with listening(answer) as url, pytest.raises(OverlayError, match="does not answer like SGLang"):
-        Api(url, PATIENCE).server_info()
+        Api(url, HANG).server_info()
     read.set()
 
 
@@ -133,8 +130,8 @@ def test_a_kept_connection_that_the_server_has_closed_is_opened_again():
     body = b'{"speculative_algorithm": null}'
     answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
     with listening(once(answer)) as url:
-        connection = Api(url, PATIENCE).connection()
-        found = [connection.send("GET", "/server_info", None, PATIENCE) for _ in range(3)]
+        connection = Api(url, HANG).connection()
+        found = [connection.send("GET", "/server_info", None, HANG) for _ in range(3)]
 
     assert found == [(200, body)] * 3
 
