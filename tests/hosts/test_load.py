@@ -32,7 +32,7 @@ from ddtree_overlay.remote import lock, preflight, pruning
 from ddtree_overlay.remote.common import Refusal
 
 
-#: A test may take 300 seconds.
+#: Well within the 900 seconds that pytest gives a test.
 DEADLINE = 250
 
 

@@ -54,7 +54,9 @@ def test_each_lane_is_built_where_its_width_is_the_only_one(lanes: Lanes):
     assert runner.server_args.speculative_num_draft_tokens == 41
 
 
-@pytest.mark.skipif(RUNNER != "graph_runner", reason="the second worker's graphs have keys")
+@pytest.mark.skipif(
+    RUNNER != "graph_runner", reason="the second worker finds a graph by its key, not by its batch size"
+)
 def test_a_graph_is_found_by_its_batch_size():
     """A runner of 0.5.13 has no name for the keys of its graphs; `auto` times graphs at start-up in every release."""
     replayed: list[int] = []

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 
-#: What has not happened after this many seconds never will; pytest gives a test 300.
+#: What has not happened after this many seconds never will; pytest gives a test 900.
 HANG = 60.0
 #: How long whatever a test ends itself may live: longer than any test.
-AGES = 600
+AGES = 1000
 #: A time that has to run out is this many times what the work inside it took a moment ago, and no longer than that.
 _MARGIN, _MOST = 15, 80.0
 R = TypeVar("R")
