@@ -118,14 +118,12 @@ ACCEPTED: dict[str, dict[str, Any]] = {
 
 #: Arguments beside a plain DDTREE start -> the budgets that the server reports.
 LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "auto": ({"speculative_ddtree_budget": "auto"}, [2, 4, 7, 8, 32, 64, 128]),
+    "auto": ({"speculative_ddtree_budget": "auto"}, [0, 2, 4, 7, 8, 32, 64, 128]),
     "auto among some": ({"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": "16, 4,4"}, [4, 16]),
     "auto as it is written": ({"speculative_ddtree_budget": "Auto", "speculative_ddtree_budgets": ["4", 9]}, [4, 9]),
+    "one that drafts nothing": ({"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": "8,0"}, [0, 8]),
     "one and others": ({"speculative_ddtree_budget": 16, "speculative_ddtree_budgets": [7, 40]}, [7, 16, 40]),
 }
-
-#: Steps that draft nothing: the first worker serves them.
-WITH_NONE = {"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": "0,8"}
 
 #: What is proven on the first worker only -> what the others say.
 FIRST_WORKER_ONLY = {
@@ -148,7 +146,6 @@ def queue(engines: Engines, sites: Sites) -> None:
     cases = {name: {"arguments": arguments(extra)} for name, (extra, _) in REFUSALS.items()}
     cases |= {name: {"arguments": arguments(extra)} for name, extra in ACCEPTED.items()}
     cases |= {name: {"arguments": arguments(extra), "again": {}} for name, (extra, _) in LANES.items()}
-    cases["budgets with none"] = {"arguments": arguments(WITH_NONE)}
     cases["resolved twice"] = {"arguments": arguments({"speculative_ddtree_budget": 16}), "again": {}}
     cases["resolved with another budget"] = {"arguments": arguments({}), "again": {"speculative_ddtree_budget": 30}}
     (folder / "cases.json").write_text(json.dumps(cases))
@@ -199,15 +196,6 @@ def test_start_up_reports_every_budget_that_it_can_verify(resolved: dict[str, An
     case, budgets = resolved["cases"][name], LANES[name][1]
     assert case["speculative_ddtree_budgets"] == budgets
     assert case["speculative_num_draft_tokens"] == budgets[-1] + 1
-
-
-def test_steps_without_a_draft_are_refused_where_they_are_not_served(resolved: dict[str, Any]) -> None:
-    """With the arguments, not minutes later when the model is loaded."""
-    case = resolved["cases"]["budgets with none"]
-    if resolved["version"] in harness.FIRST_WORKER:
-        assert case["speculative_ddtree_budgets"] == [0, 8]
-    else:
-        assert "'0,8' (str) has a 0" in case["error"] and "0.5.13 and earlier" in case["error"]
 
 
 @pytest.mark.parametrize(("name", "width"), [("resolved twice", 17), ("resolved with another budget", 31)])

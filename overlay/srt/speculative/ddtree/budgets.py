@@ -11,7 +11,6 @@ import re
 from typing import Any
 
 from sglang.srt.speculative.ddtree.given import shown, whole_number
-from sglang.srt.speculative.ddtree.proven import DECODES_PLAINLY
 
 
 AUTO = "auto"
@@ -20,8 +19,8 @@ AUTO = "auto"
 DEFAULT_BUDGET = 64
 
 #: What `auto` chooses among beside the chain's own width. Small ones pay where batches make the target compute-bound,
-#: 128 with one or two requests.
-_AUTO_BUDGETS = (2, 4, 8, 32, 64, 128)
+#: and 0, which drafts nothing, where they make drafts a loss; 128 with one or two requests.
+_AUTO_BUDGETS = (0, 2, 4, 8, 32, 64, 128)
 
 
 def is_auto(server_args: Any) -> bool:
@@ -52,15 +51,16 @@ def default_budgets(block_size: int) -> tuple[int, ...]:
 
 def are_default(server_args: Any) -> bool:
     """Whether `auto` chooses among the default budgets: then wide lanes are not captured for large batches."""
-    chosen = tuple(budget for budget in budgets(server_args) if budget)
-    return is_auto(server_args) and chosen == default_budgets(int(server_args.speculative_dflash_block_size))
+    return is_auto(server_args) and budgets(server_args) == default_budgets(
+        int(server_args.speculative_dflash_block_size)
+    )
 
 
 def budget_list(given: Any) -> tuple[int, ...]:
     """The budgets of a list: "4,8,15", or numbers.
 
     Raises:
-        ValueError: Not budgets, or one that this release does not serve; the text shows what was given.
+        ValueError: Not budgets; the text shows what was given.
     """
     parts = re.split(r"[,\s]+", given.strip()) if isinstance(given, str) else given
     numbers = [whole_number(part) for part in parts] if isinstance(parts, (list, tuple)) else []
@@ -70,11 +70,6 @@ def budget_list(given: Any) -> tuple[int, ...]:
             "DDTREE requires --speculative-ddtree-budgets to be whole numbers with commas between them, at least one "
             f"above 0, like 4,8,15,32,64; got {shown(given)}. Give the budgets that {AUTO} and requests may choose, or "
             "leave it out."
-        )
-    if 0 in found and not DECODES_PLAINLY:
-        raise ValueError(
-            f"DDTREE: --speculative-ddtree-budgets {shown(given)} has a 0, steps that draft nothing. This SGLang "
-            "release does not serve them (0.5.13 and earlier do). Leave the 0 out."
         )
     return found
 

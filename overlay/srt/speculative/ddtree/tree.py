@@ -133,15 +133,17 @@ def build_tree(
     )
 
 
-def root_tree(roots: torch.Tensor, prefix_lens: torch.Tensor) -> Tree:
+def root_tree(roots: torch.Tensor, prefix_lens: torch.Tensor, *, links: bool = False) -> Tree:
     """The tree of a step that drafts nothing: the root alone.
 
     Args:
         roots: Bonus tokens, int64 [bs].
         prefix_lens: Committed tokens of each request, integers [bs].
+        links: Whether to say that it has no child and no sibling.
     """
     tokens = roots.to(torch.int64).reshape(-1, 1)
     zeros, scores = torch.zeros_like(tokens), torch.zeros_like(tokens, dtype=torch.float32)
+    none = torch.full_like(tokens, -1, dtype=torch.int32) if links else None
     return Tree(
         tokens=tokens,
         parents=zeros - 1,
@@ -152,6 +154,8 @@ def root_tree(roots: torch.Tensor, prefix_lens: torch.Tensor) -> Tree:
         max_depth=0,
         grown_scores=scores,
         grown_ranks=zeros,
+        first_child=none,
+        next_sibling=none,
     )
 
 

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
+#: The draft state's attribute with the bonus tokens.
+BONUS = "bonus_tokens"
+
 
 def next_draft_input(
     worker: DFlashWorkerV2,

@@ -9,6 +9,3 @@ TREE_ATTENTION_BACKENDS = ("triton", "flashinfer", "fa3")
 
 #: Whether a whole engine with recurrent layers was seen to agree with plain decoding on a GPU.
 RECURRENT_LAYERS_RAN = True
-
-#: Whether a step can verify the root alone, without a draft: plain decoding.
-DECODES_PLAINLY = True

@@ -93,9 +93,18 @@ class DraftKVGraphs:
             return False
         from sglang.srt.speculative.ddtree.staging_kernel import stage
 
-        stage(hidden_states, acceptance.rows, acceptance.commit_lens, self._hidden, self._lens[:size])
+        rows = acceptance.rows[:, : self._block_size].contiguous()
+        stage(hidden_states, rows, acceptance.commit_lens, self._hidden, self._lens[:size])
         self._graphs[size].replay()
         return True
+
+    def place(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor | None:
+        """Put slots and positions [bs, S] where the graphs read them: the slots there, None for too many requests."""
+        batch = slots.shape[0]
+        if batch > self._slots.shape[0]:
+            return None
+        self._positions[:batch].copy_(positions)
+        return self._slots[:batch].copy_(slots)
 
     def _warm_up(self) -> None:
         """Launch what `replay` launches, for each variant that is compiled: zeros onto zeros."""
@@ -110,17 +119,20 @@ class DraftKVGraphs:
         self._append(self._hidden[:rows], self._lens[:size], self._slots[:size], self._positions[:size].reshape(-1))
 
 
-def capture_draft_kv(worker: Any, sizes: Sequence[int]) -> DraftKVGraphs | None:
+def capture_draft_kv(worker: Any, sizes: Sequence[int], *, roots: bool = False) -> DraftKVGraphs | None:
     """The graphs of a worker, or None where there are none to capture, or capturing fails: then steps launch eagerly.
 
     Args:
         worker: The second worker; its draft model and pools are built.
         sizes: Batch sizes that a verify graph was captured for.
+        roots: Of steps that draft nothing: one token of each request, placed by `DraftKVGraphs.place`.
     """
     features = getattr(getattr(worker.draft_model, "fc", None), "in_features", None)
     if not sizes or features is None or os.environ.get(EAGER_VARIABLE) == "1":
         return None
     worker._ensure_draft_block_buffers(max(sizes))
+    buffers = worker._draft_verify_out_cache_loc_buf, worker._draft_block_positions_buf
+    slots, positions = (torch.zeros_like(buffer[:, :1]) for buffer in buffers) if roots else buffers
     fused = worker._use_fused_kv_materialize, worker._fused_kv_helper
     start = time.perf_counter()
 
@@ -141,8 +153,8 @@ def capture_draft_kv(worker: Any, sizes: Sequence[int]) -> DraftKVGraphs | None:
     try:
         graphs = DraftKVGraphs(
             append,
-            slots=worker._draft_verify_out_cache_loc_buf,
-            positions=worker._draft_block_positions_buf,
+            slots=slots,
+            positions=positions,
             features=int(features),
             dtype=worker.model_runner.dtype,
         )
@@ -156,6 +168,9 @@ def capture_draft_kv(worker: Any, sizes: Sequence[int]) -> DraftKVGraphs | None:
         worker._use_fused_kv_materialize, worker._fused_kv_helper = fused
     if get_tp_group().rank_in_group == 0:
         logger.info(
-            "DDTREE: captured the draft KV of %d batch sizes in %.1f s.", len(sizes), time.perf_counter() - start
+            "DDTREE: captured the draft KV of %d batch sizes%s in %.1f s.",
+            len(sizes),
+            " without drafts" if roots else "",
+            time.perf_counter() - start,
         )
     return graphs

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.model_executor.runner import decode_cuda_graph_runner
 from sglang.srt.speculative.ddtree.capturing import on_stream, without_forward_hooks
 from sglang.srt.speculative.ddtree.lane_width import only_width
+from sglang.srt.speculative.ddtree.plain_forward import with_hidden_states
+from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 
 #: The model runner's attribute that holds its decode graphs.
@@ -20,6 +23,7 @@ def capture_graphs(model_runner: Any, backend: Any, width: int) -> Any:
     own = getattr(model_runner, RUNNER)
     with (
         only_width(model_runner, width),
+        _decoding(model_runner, plainly=width == 1),
         on_stream(decode_cuda_graph_runner, own.stream),
         without_forward_hooks(model_runner.model),
     ):
@@ -38,3 +42,17 @@ def replay_of(runner: Any, batch_size: int) -> Callable[[], None]:
         runner.backend.replay(runner._make_graph_key(batch_size), None)
 
     return replay
+
+
+@contextmanager
+def _decoding(model_runner: Any, *, plainly: bool) -> Iterator[None]:
+    """Where graphs are captured: those of plain decoding, which keep the hidden states that the drafter reads."""
+    if not plainly:
+        yield
+        return
+    algorithm, model_runner.spec_algorithm = model_runner.spec_algorithm, SpeculativeAlgorithm.NONE
+    try:
+        with with_hidden_states(model_runner):
+            yield
+    finally:
+        model_runner.spec_algorithm = algorithm

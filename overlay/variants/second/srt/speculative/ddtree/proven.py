@@ -9,6 +9,3 @@ TREE_ATTENTION_BACKENDS = ("triton",)
 
 #: Whether a whole engine with recurrent layers was seen to agree with plain decoding on a GPU.
 RECURRENT_LAYERS_RAN = False
-
-#: Whether a step can verify the root alone, without a draft: plain decoding.
-DECODES_PLAINLY = False

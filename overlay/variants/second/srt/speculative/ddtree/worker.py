@@ -23,7 +23,7 @@ from sglang.srt.speculative.ddtree.args import draft_width
 from sglang.srt.speculative.ddtree.calibration import Calibration
 from sglang.srt.speculative.ddtree.calibration_report import tell_of
 from sglang.srt.speculative.ddtree.captured_head import CapturedHead, by_position, draft_rows
-from sglang.srt.speculative.ddtree.choosing import TREE, Choosing, tree_shape
+from sglang.srt.speculative.ddtree.choosing import NONE, TREE, Choosing, tree_shape
 from sglang.srt.speculative.ddtree.commit import committed_rows, rows_of_batch
 from sglang.srt.speculative.ddtree.draft_arguments import draft_arguments
 from sglang.srt.speculative.ddtree.draft_head import Choices, DraftHead
@@ -37,6 +37,7 @@ from sglang.srt.speculative.ddtree.kv_move import movable_pool, move_to_front
 from sglang.srt.speculative.ddtree.lanes import Lanes
 from sglang.srt.speculative.ddtree.logprobs import add_logprobs
 from sglang.srt.speculative.ddtree.penalties import root_penalties
+from sglang.srt.speculative.ddtree.plain_steps import PlainSteps
 from sglang.srt.speculative.ddtree.published import spec
 from sglang.srt.speculative.ddtree.ready import log_ready
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
@@ -47,7 +48,7 @@ from sglang.srt.speculative.ddtree.step_mask import StepMask
 from sglang.srt.speculative.ddtree.target_backend import check_target
 from sglang.srt.speculative.ddtree.targets import TargetChooser, adjust_without_penalties, roots_only
 from sglang.srt.speculative.ddtree.trace import is_tracing, trace_step
-from sglang.srt.speculative.ddtree.tree import build_tree, is_exact
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree, is_exact
 from sglang.srt.speculative.ddtree.verify_input import prepare_verify
 from sglang.srt.speculative.ddtree.warming import warm_up
 from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
+    from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 
@@ -68,7 +70,7 @@ def create_ddtree_worker() -> type[DDTreeWorker]:
     return DDTreeWorker
 
 
-class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
+class DDTreeWorker(PlainSteps, DrafterWeights, DFlashWorkerV2):
     """Drafts a block with DFlash, verifies a tree of it.
 
     Args:
@@ -125,6 +127,7 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
             super().init_cuda_graphs()
         self._lanes.capture()
         self._draft_kv_graphs = capture_draft_kv(self, self._lanes.batch_sizes)
+        self._capture_root_kv()
         self._choosing.ready(model_runner=self.model_runner, draft_runner=self.draft_model_runner, group=get_tp_group())
         warm_up(self)
 
@@ -134,6 +137,10 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
             stages.interrupt()
         else:
             stages.mark(stages.DRAFT, batch=len(batch.reqs))
+            if self._choosing.choose().shape == NONE:
+                result = self._decode_plainly(batch, *args, **kwargs)
+                self._choosing.end()
+                return result
         result = super().forward_batch_generation(batch, *args, **kwargs)
         self._choosing.end()
         return result
@@ -190,7 +197,7 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
         Returns:
             Tokens with a stride of the block size, commit lengths, lengths and draft state of the next step.
         """
-        prefix_lens, sampling_info, block_size = batch.seq_lens, batch.sampling_info, int(self.block_size)
+        prefix_lens, block_size = batch.seq_lens, int(self.block_size)
         width, shape = self._choosing.choose()
         self._lanes.use(width)
         budget, topk, chain_seed = tree_shape(
@@ -217,49 +224,88 @@ class DDTreeWorker(DrafterWeights, DFlashWorkerV2):
         slots = verify_slots(
             self.model_runner.req_to_token_pool.req_to_token, batch.req_pool_indices, prefix_lens, width
         )
-        penalties, grammar = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs), node_grammar(batch, tree)
-        verify_batch = prepare_verify(
-            batch, self.target_worker, draft_input, tree, slots=slots, custom_mask=mask.written(tree, prefix_lens)
+        return self._judge(
+            batch,
+            tree,
+            lambda: prepare_verify(
+                batch, self.target_worker, draft_input, tree, slots=slots, custom_mask=mask.written(tree, prefix_lens)
+            ),
+            draft_input=draft_input,
+            slots=slots,
+            on_publish=on_publish,
+            grammar_barrier=grammar_barrier,
+            write_draft_kv=lambda hidden, acceptance: self._write_draft_kv(
+                hidden, acceptance, block_slots, block_positions
+            ),
+            choices=choices,
+            exact=is_exact(tree, by_position(choices, block_size)[0], chain_seed=chain_seed) if is_tracing() else None,
         )
 
+    def _judge(
+        self,
+        batch: ScheduleBatch,
+        tree: Tree,
+        prepare: Callable[[], ForwardBatch],
+        *,
+        draft_input: DFlashDraftInputV2,
+        slots: torch.Tensor,
+        on_publish: Callable[[torch.Tensor], None] | None,
+        grammar_barrier: Callable[[], None] | None,
+        write_draft_kv: Callable[[torch.Tensor, Acceptance], None],
+        choices: Choices | None = None,
+        exact: torch.Tensor | None = None,
+    ) -> GenerationBatchResult:
+        """Let the target run on a tree and commit a path of it.
+
+        Args:
+            prepare: Makes the target's batch, after what the scheduler may rewrite has been copied.
+            slots: Of the nodes, int64 [bs, W].
+            write_draft_kv: Takes the hidden states of all nodes, [bs * W, features].
+            choices: What the tree was built from; None for a root without a draft.
+            exact: `tree.is_exact`, for a trace.
+        """
+        prefix_lens, sampling_info, block_size = batch.seq_lens, batch.sampling_info, int(self.block_size)
+        penalties, grammar = root_penalties(draft_input, tree.tokens[:, 0], batch.reqs), node_grammar(batch, tree)
+        forward_batch = prepare()
         stages.mark(stages.VERIFY)
         output = self.target_worker.forward_batch_generation(
-            batch=None, forward_batch=verify_batch, is_verify=True, skip_attn_backend_init=True
+            batch=None, forward_batch=forward_batch, is_verify=True, skip_attn_backend_init=True
         )
         stages.mark(stages.ACCEPT)
         logits_output = output.logits_output
         logits = logits_output.next_token_logits
         if penalties is not None:
-            penalties.apply(logits.view(-1, width, logits.shape[1])[:, 0])
+            penalties.apply(logits.view(-1, tree.width, logits.shape[1])[:, 0])
         constrain = None if grammar is None else partial(grammar.apply, batch=batch, barrier=grammar_barrier)
-        adjust_without_penalties(logits, sampling_info, width, constrain)
+        adjust_without_penalties(logits, sampling_info, tree.width, constrain)
         penalised = None if penalties is None else penalties.requests
         root_only = roots_only(sampling_info, penalised)
         acceptance = accept(
             tree,
-            self._targets.choose(logits, sampling_info, tree.positions.reshape(-1), width),
+            self._targets.choose(logits, sampling_info, tree.positions.reshape(-1), tree.width),
             prefix_lens=prefix_lens,
             block_size=block_size,
             root_only=root_only,
         )
-        self._calibration.observe(choices, acceptance, root_only)
-        self._choosing.count(tree, acceptance, by_position(choices, block_size))
+        if choices is not None:
+            self._calibration.observe(choices, acceptance, root_only)
+            self._choosing.count(tree, acceptance, by_position(choices, block_size))
         stages.mark(stages.COMMIT)
-        move_to_front(self._pool, slots, acceptance.path, acceptance.commit_lens)
+        if tree.width > 1:
+            move_to_front(self._pool, slots, acceptance.path, acceptance.commit_lens)
         if self._is_recurrent:
-            rows = rows_of_batch(acceptance.path, width)
-            commit_mamba_states_after_verify(self.target_worker, batch, acceptance.commit_lens, rows, width)
+            rows = rows_of_batch(acceptance.path, tree.width)
+            commit_mamba_states_after_verify(self.target_worker, batch, acceptance.commit_lens, rows, tree.width)
         if on_publish is not None:
             on_publish(acceptance.new_seq_lens)
 
         if logits_output.hidden_states is None:
             raise RuntimeError("DDTREE verify requires the target's hidden states, but got None.")
-        self._write_draft_kv(logits_output.hidden_states, acceptance, block_slots, block_positions)
+        write_draft_kv(logits_output.hidden_states, acceptance)
         # Nobody reads them any more, and with overlap scheduling they would be copied to the host.
         logits_output.hidden_states = None
         add_logprobs(batch, logits_output, acceptance)
         if is_tracing() and self._is_first_rank:
-            exact = is_exact(tree, by_position(choices, block_size)[0], chain_seed=chain_seed)
             committed, rids = acceptance.commit_lens.tolist(), [req.rid for req in batch.reqs]
             trace_step(rids, prefix_lens.tolist(), tree, acceptance, committed, exact=exact)
         self._lanes.rest()
