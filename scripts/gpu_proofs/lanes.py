@@ -42,11 +42,11 @@ def part_lanes(part: Part) -> None:
     """One engine verifies trees of every width, asked for request by request; then `auto` with nothing else given."""
     options = part.options
     block = int(json.loads((options.pair / "draft/config.json").read_text())["block_size"])
-    wishes: list[Any] = [4, "chain", options.budget, 40, None]
-    widths = {4: 5, "chain": block, options.budget: options.budget + 1, 40: 41, None: options.budget + 1}
+    wishes: list[Any] = [0, 4, "chain", options.budget, 40, None]
+    widths = {0: 1, 4: 5, "chain": block, options.budget: options.budget + 1, 40: 41, None: options.budget + 1}
     calls = texts(options)
     plain = plain_engine(part, calls)
-    tree = part.drafting("DDTREE") | {"speculative_ddtree_budgets": f"4,{block - 1},40"}
+    tree = part.drafting("DDTREE") | {"speculative_ddtree_budgets": f"0,4,{block - 1},40"}
     asked = [asking(call, wish, index * len(calls)) for index, wish in enumerate(wishes) for call in calls]
     arm = part.engine("lanes", asked, watched=not options.cpu, **tree)
     auto = part.engine("auto", calls, **part.drafting("DDTREE") | {"speculative_ddtree_budget": "auto"})
@@ -54,7 +54,7 @@ def part_lanes(part: Part) -> None:
     judge(part, plain, arms | {"auto": auto})
     if not options.cpu:
         report_widths(part, arm, set(widths.values()))
-        for width in sorted(set(widths.values())):
+        for width in sorted({width for width in widths.values() if width > 1}):
             report_replays(part, arm, f"width {width}: ", width=width)
             report_hiding(part, f"width {width}", arm, width=width)
     report_starts(

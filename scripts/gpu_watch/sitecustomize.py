@@ -23,7 +23,12 @@ def watch(module, target):
 
     def _forward_raw(self, forward_batch, *args, **kwargs):
         if self.is_draft_worker or not forward_batch.forward_mode.is_target_verify():
-            return plain(self, forward_batch, *args, **kwargs)
+            given = plain(self, forward_batch, *args, **kwargs)
+            if not self.is_draft_worker and forward_batch.forward_mode.is_decode():
+                # A step that drafts nothing: plain decoding's own forward, which texts are compared with.
+                with open(target, "a") as out:
+                    out.write(json.dumps({"graph": bool(given.can_run_graph), "width": 1}) + "\n")
+            return given
         # A verify shifts the convolution windows of recurrent layers in place.
         windows = [(window, window.clone()) for window in recurrent_windows(self)]
 

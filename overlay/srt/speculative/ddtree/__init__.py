@@ -55,6 +55,7 @@
     warming       every kernel of a step compiled at start-up; `warming_parts`: those of one generation
     verify_input  one verify step of a batch (one variant a generation): the first worker's commits it as well
     worker        the DFLASH worker with the chain replaced by a tree (one variant a generation)
+    judging       the second worker: a step from the target's forward on
     penalties     the second worker: penalties of the root, exact with overlap scheduling
     earlier_output  what a retracted request has said before, for its penalties
     grammar       the second worker: what each node's next token may be

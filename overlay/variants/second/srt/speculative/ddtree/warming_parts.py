@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from sglang.srt.model_executor.forward_batch_info import clamp_position
 from sglang.srt.speculative.ddtree.accept import Acceptance
 from sglang.srt.speculative.ddtree.kv_move import move_to_front
 from sglang.srt.speculative.ddtree.slots import verify_slots
@@ -22,4 +23,7 @@ def warm_commit(worker: Any, tree: Tree, acceptance: Acceptance) -> None:
     table = tree.tokens.new_zeros((batch, width + 1), dtype=torch.int32)
     rows = torch.arange(batch, device=table.device)
     slots = verify_slots(table, rows, torch.ones_like(rows), width)
+    if width == 1:
+        clamp_position(torch.ones_like(rows))  # in plain decoding SGLang finds positions by a kernel that it compiles
+        return
     move_to_front(worker._pool, slots, acceptance.path, acceptance.commit_lens)
