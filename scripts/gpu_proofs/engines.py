@@ -10,6 +10,7 @@ import importlib.util
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -41,6 +42,12 @@ def sibling(name: str) -> Any:
 gpu_check = sibling("gpu_check")
 
 
+def version(site: Path) -> str:
+    """The release of a site, by its metadata; the folder's name where there is none."""
+    found = [re.fullmatch(r"sglang-(.+)\.dist-info", folder.name) for folder in site.glob("sglang-*.dist-info")]
+    return found[0][1] if found and found[0] else site.name
+
+
 class Machine:
     """What all parts of a run share: the time that is left, room for `--at-once` busy engines, engines by their job."""
 
@@ -53,6 +60,7 @@ class Machine:
         self.lock = threading.Lock()
         self.arms: dict[str, Arm] = {}
         self.parts: list[Part] = []
+        self.about: dict[str, str] = {}  # what is run, on what: written beside the rows
         self.ports = itertools.count(FIRST_PORT)
 
     def left(self) -> float:
@@ -84,7 +92,8 @@ class Machine:
                 facts = {part.name: dict(part.facts) for part in self.parts}
                 draft = out.with_name(out.name + ".draft")
                 names = [part.name for part in self.parts]
-                draft.write_text(json.dumps({"parts": names, "rows": rows, "facts": facts}, default=str))
+                run = {"about": self.about, "parts": names, "rows": rows, "facts": facts}
+                draft.write_text(json.dumps(run, default=str))
                 draft.rename(out)
 
     def close(self) -> None:
