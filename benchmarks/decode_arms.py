@@ -155,6 +155,8 @@ def engine_arguments(options: argparse.Namespace, pair: Path, sizes: list[int]) 
         "disable_radix_cache": True,
         "sleep_on_idle": True,  # an engine that waits leaves its core to the others
         "max_running_requests": sizes[-1],
+        # A prompt that is cut into chunks counts twice among those that run, and one of the others would wait.
+        "chunked_prefill_size": max(8192, sizes[-1] * options.prompt_tokens),
         "random_seed": 0,
         "nccl_port": free_port(),
         "log_level": "info",

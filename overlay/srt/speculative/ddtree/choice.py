@@ -17,6 +17,8 @@ from sglang.srt.speculative.ddtree.round_times import DOUBT, Choice, RoundTimes
 
 #: Decode steps that a plan holds for; the first plans hold for fewer, from this many on.
 PERIOD, _FIRST_PERIOD = 8, 2
+#: A look at what promises less than this part of what is in use lasts no longer than this many steps.
+_COSTLY, _SHORT_LOOK = 0.75, 2
 #: A choice replaces the one in use, or is looked at, if it promises so much more.
 _ADVANTAGE = 1.012
 #: Relative doubt about a choice that a round of others adds.
@@ -78,8 +80,8 @@ class Chooser:
         #: What is used when nothing is being looked at, by bucket.
         self._best = {bucket: self._start(bucket) for bucket in self.times.buckets}
         self.plan = dict(self._best)
-        #: Steps that the plan holds for.
-        self.period = _FIRST_PERIOD
+        #: Steps that the plan holds for, and those of plans without a costly look.
+        self.period = self._usual_period = _FIRST_PERIOD
         self._active: set[int] = set()
         self._turn = 0
         self._is_planned = False
@@ -112,7 +114,7 @@ class Chooser:
         The buckets that were in use are planned anew, and one other after the other; all of them the first time that
         there is anything to plan from.
         """
-        self.period = min(PERIOD, self.period + 1)
+        self.period = self._usual_period = min(PERIOD, self._usual_period + 1)
         if self.rates.is_blank:
             return
         self._turn = (self._turn + 1) % len(self.times.buckets)
@@ -158,6 +160,8 @@ class Chooser:
             self._best[bucket] = best
         looked_at = self._look(bucket, rates, emitted) if bucket in self._active else None
         self.plan[bucket] = looked_at or self._best[bucket]
+        if looked_at is not None and rates[looked_at] < _COSTLY * rates[self._best[bucket]]:
+            self.period = min(self.period, _SHORT_LOOK)
 
     def _look(self, bucket: int, rates: Mapping[Choice, float], emitted: Mapping[Choice, float]) -> Choice | None:
         """A choice that may well be better than the one in use, for a period.
