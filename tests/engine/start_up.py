@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolve server arguments as a starting server does: start_up.py CASES.json RESULTS.json, with the engine's Python."""
 
+import contextlib
 import dataclasses
 import json
+import logging
 import sys
 
 
@@ -11,6 +13,7 @@ SHOWN = (
     "speculative_num_draft_tokens",
     "speculative_dflash_block_size",
     "attention_backend",
+    "speculative_ddtree_budget",
     "speculative_ddtree_budgets",
 )
 
@@ -75,16 +78,23 @@ def reported(arguments):
 
 
 def told(arguments):
-    """What DDTREE says in the log while arguments are completed."""
-    import logging
+    """The error, if any, and what DDTREE says in the log while arguments are completed."""
+    with listening() as said:
+        found = resolve(arguments, None)
+    return [found.get("error"), *said]
 
+
+@contextlib.contextmanager
+def listening():
+    """The lines of DDTREE's log."""
     handler, said = logging.Handler(), []
     handler.emit = lambda record: said.append(record.getMessage())
     logger = logging.getLogger("sglang.srt.speculative.ddtree")
     logger.addHandler(handler)
-    found = resolve(arguments, None)
-    logger.removeHandler(handler)
-    return [found.get("error"), *said]
+    try:
+        yield said
+    finally:
+        logger.removeHandler(handler)
 
 
 def registry():
@@ -120,10 +130,14 @@ def rehearsal():
 if __name__ == "__main__":
     with open(sys.argv[1]) as source:
         cases = json.load(source)
-    results = {name: resolve(case["arguments"], case.get("again")) for name, case in cases.items()}
+    results = {}
+    for name, case in cases.items():
+        with listening() as said:
+            found = resolve(case["arguments"], case.get("again"))
+        results[name] = {**found, "budget told of": [line for line in said if "budget was given" in line]}
     with open(sys.argv[2], "w") as target:
         whole = {"cases": results, "command_line": command_line(), "registry": registry(), "rehearsal": rehearsal()}
-        plain = cases["default budget"]["arguments"]
+        plain = cases["nothing"]["arguments"]
         whole["told"] = {
             "nothing": told(plain),
             "of released weights": told(plain | {"enable_memory_saver": True}),

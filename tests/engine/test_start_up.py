@@ -31,7 +31,6 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "zero budget": ({"speculative_ddtree_budget": 0}, ["--speculative-ddtree-budget", "at least 1"]),
     "half a budget": ({"speculative_ddtree_budget": 8.5}, ["--speculative-ddtree-budget", "8.5 (float)", "like 64"]),
     "a budget that is true": ({"speculative_ddtree_budget": True}, ["--speculative-ddtree-budget", "True (bool)"]),
-    "no budget": ({"speculative_ddtree_budget": None}, ["--speculative-ddtree-budget", "got None"]),
     "budgets that are a number": ({"speculative_ddtree_budgets": 8}, ["--speculative-ddtree-budgets", "got 8"]),
     "fractional budgets": ({"speculative_ddtree_budgets": [4.5]}, ["--speculative-ddtree-budgets", "[4.5]"]),
     "a top-k cap in words": ({"speculative_ddtree_topk_cap": "all"}, ["--speculative-ddtree-topk-cap", "'all' (str)"]),
@@ -48,6 +47,15 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"speculative_ddtree_budgets": "8,1500"},
         ["--max-total-tokens (1024)", "--speculative-ddtree-budgets to 1023 or less"],
     ),
+    "auto beyond the pool": (
+        {"speculative_ddtree_budget": "auto", "max_total_tokens": 100},
+        [
+            "--max-total-tokens (100)",
+            "--speculative-ddtree-budgets to 99 or less",
+            "--speculative-ddtree-budget 64 alone",
+        ],
+    ),
+    "no budget fits": ({"max_total_tokens": 50}, ["budget of 64", "--speculative-ddtree-budget to 49 or less"]),
     "auto for a hybrid model": (
         {
             "model_path": "HYBRID",
@@ -59,6 +67,10 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "several budgets with flashinfer": (
         {"attention_backend": "flashinfer", "device": "cuda", "speculative_ddtree_budgets": "4,8"},
+        ["flashinfer", "triton"],
+    ),
+    "auto with flashinfer": (
+        {"attention_backend": "flashinfer", "device": "cuda", "speculative_ddtree_budget": "auto"},
         ["flashinfer", "triton"],
     ),
     "budget beyond the pool": ({"speculative_ddtree_budget": 1024}, ["--max-total-tokens (1024)", "1023 or less"]),
@@ -91,34 +103,66 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
 }
 
 ACCEPTED: dict[str, dict[str, Any]] = {
-    "default budget": {},
-    "pages": {"page_size": 64},
+    "pages": {"page_size": 64, "speculative_ddtree_budget": 64},
     "small budget": {"speculative_ddtree_budget": 3},
     "numbers as text": {"speculative_ddtree_budget": " 16 ", "speculative_ddtree_topk_cap": "4"},
-    "a list of exponents": {"speculative_ddtree_calibration": [1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]},
-    "one exponent": {"speculative_ddtree_calibration": 1.3},
     "block size given": {"speculative_dflash_block_size": 8, "speculative_ddtree_budget": 16},
-    "both widths given": {"speculative_dflash_block_size": 8, "speculative_num_draft_tokens": 65},
-    "lower case": {"speculative_algorithm": "ddtree"},
-    "no backend given": {"attention_backend": None, "device": "cuda"},
-    "fa3 and flashinfer": {
+    "both widths given": {
+        "speculative_dflash_block_size": 8,
+        "speculative_num_draft_tokens": 65,
+        "speculative_ddtree_budget": 64,
+    },
+    "fa3 and flashinfer, a budget given": {
         "prefill_attention_backend": "fa3",
         "decode_attention_backend": "flashinfer",
         "device": "cuda",
-    },
-    "hybrid model": {"model_path": "HYBRID", "disable_radix_cache": True},
-    "hybrid model, accepted": {
-        "model_path": "HYBRID",
-        "disable_radix_cache": True,
-        "page_size": 16,
-        "speculative_ddtree_allow_hybrid_unsafe": True,
+        "speculative_ddtree_budget": 64,
     },
 }
 
+#: Arguments beside a plain DDTREE start, without a budget, with which `auto` cannot be served -> why, in the log.
+FIXED: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "fa3 and flashinfer": (
+        {"prefill_attention_backend": "fa3", "decode_attention_backend": "flashinfer", "device": "cuda"},
+        ["one budget only", "attention backend fa3", "auto use --attention-backend triton"],
+    ),
+    "hybrid model": (
+        {"model_path": "HYBRID", "disable_radix_cache": True},
+        ["one budget only", "recurrent layers", "auto is refused"],
+    ),
+    "hybrid model, accepted": (
+        {
+            "model_path": "HYBRID",
+            "disable_radix_cache": True,
+            "page_size": 16,
+            "speculative_ddtree_allow_hybrid_unsafe": True,
+        },
+        ["one budget only", "recurrent layers", "auto is refused"],
+    ),
+    "a small pool": (
+        {"max_total_tokens": 128},
+        ["budget of 128", "--max-total-tokens (128)", "--speculative-ddtree-budgets of at most 127"],
+    ),
+    "a short context": (
+        {"context_length": 100},
+        ["budget of 128", "context length (100)", "--speculative-ddtree-budgets of at most 99"],
+    ),
+}
+
+DEFAULT = [0, 2, 4, 7, 8, 32, 64, 128]
 
 #: Arguments beside a plain DDTREE start -> the budgets that the server reports.
 LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
-    "auto": ({"speculative_ddtree_budget": "auto"}, [0, 2, 4, 7, 8, 32, 64, 128]),
+    "nothing": ({}, DEFAULT),
+    "no budget": ({"speculative_ddtree_budget": None}, DEFAULT),
+    "no backend given": ({"attention_backend": None, "device": "cuda"}, DEFAULT),
+    "lower case": ({"speculative_algorithm": "ddtree"}, DEFAULT),
+    "a list of exponents": ({"speculative_ddtree_calibration": [1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]}, DEFAULT),
+    "one exponent": ({"speculative_ddtree_calibration": 1.3}, DEFAULT),
+    "just room": ({"max_total_tokens": 129}, DEFAULT),
+    "a list alone": ({"speculative_ddtree_budgets": "4,40"}, [4, 40]),
+    "a list alone, of little": ({"speculative_ddtree_budgets": "4,40", "max_total_tokens": 41}, [4, 40]),
+    "auto": ({"speculative_ddtree_budget": "auto"}, DEFAULT),
     "auto among some": ({"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": "16, 4,4"}, [4, 16]),
     "auto as it is written": ({"speculative_ddtree_budget": "Auto", "speculative_ddtree_budgets": ["4", 9]}, [4, 9]),
     "one that drafts nothing": ({"speculative_ddtree_budget": "auto", "speculative_ddtree_budgets": "8,0"}, [0, 8]),
@@ -128,6 +172,7 @@ LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
 #: What is proven on the first worker only -> what the others say.
 FIRST_WORKER_ONLY = {
     "fa3 and flashinfer": "'fa3'",
+    "fa3 and flashinfer, a budget given": "'fa3'",
     "hybrid model": "in this release not in a whole engine",
 }
 
@@ -145,9 +190,13 @@ def queue(engines: Engines, sites: Sites) -> None:
 
     cases = {name: {"arguments": arguments(extra)} for name, (extra, _) in REFUSALS.items()}
     cases |= {name: {"arguments": arguments(extra)} for name, extra in ACCEPTED.items()}
-    cases |= {name: {"arguments": arguments(extra), "again": {}} for name, (extra, _) in LANES.items()}
+    # Twice: the first results are no wish for a budget that the second has to keep to, but they stay what they are.
+    cases |= {name: {"arguments": arguments(extra), "again": {}} for name, (extra, _) in (LANES | FIXED).items()}
     cases["resolved twice"] = {"arguments": arguments({"speculative_ddtree_budget": 16}), "again": {}}
-    cases["resolved with another budget"] = {"arguments": arguments({}), "again": {"speculative_ddtree_budget": 30}}
+    cases["resolved with another budget"] = {
+        "arguments": arguments({"speculative_ddtree_budget": 16}),
+        "again": {"speculative_ddtree_budget": 30},
+    }
     (folder / "cases.json").write_text(json.dumps(cases))
     for version in SUPPORTED_RELEASES:
         Release(engines, sites, version, ahead=False).script(version, "start_up.py", str(folder / "cases.json"))
@@ -180,14 +229,35 @@ def test_start_up_sets_both_widths(resolved: dict[str, Any], name: str) -> None:
     if name in FIRST_WORKER_ONLY and resolved["version"] not in harness.FIRST_WORKER:
         assert FIRST_WORKER_ONLY[name] in resolved["cases"][name]["error"]
         return
-    budget = int(ACCEPTED[name].get("speculative_ddtree_budget", 64))
-    assert resolved["cases"][name] == {
+    assert resolved["cases"][name] == of_one_budget(int(ACCEPTED[name]["speculative_ddtree_budget"]))
+
+
+def of_one_budget(budget: int) -> dict[str, Any]:
+    """What a start makes of a fixed budget."""
+    return {
         "speculative_algorithm": "DDTREE",
         "speculative_num_draft_tokens": budget + 1,
         "speculative_dflash_block_size": 8,
         "attention_backend": "triton",
+        "speculative_ddtree_budget": budget,
         "speculative_ddtree_budgets": None,
+        "budget told of": [],
     }
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_where_auto_cannot_be_served_a_fixed_budget_is_and_the_log_says_why(
+    resolved: dict[str, Any], name: str
+) -> None:
+    """Once, with the way to either; the second time the budget is there."""
+    found = resolved["cases"][name]
+    if name in FIRST_WORKER_ONLY and resolved["version"] not in harness.FIRST_WORKER:
+        assert FIRST_WORKER_ONLY[name] in found["error"]
+        return
+    (line,) = found.pop("budget told of")
+    assert found | {"budget told of": []} == of_one_budget(64)
+    for part in ["using 64 instead of auto", "--speculative-ddtree-budget N", *FIXED[name][1]]:
+        assert part in line
 
 
 @pytest.mark.parametrize("name", LANES)
@@ -196,6 +266,9 @@ def test_start_up_reports_every_budget_that_it_can_verify(resolved: dict[str, An
     case, budgets = resolved["cases"][name], LANES[name][1]
     assert case["speculative_ddtree_budgets"] == budgets
     assert case["speculative_num_draft_tokens"] == budgets[-1] + 1
+    fixed = LANES[name][0].get("speculative_ddtree_budget")
+    assert case["speculative_ddtree_budget"] == (fixed if isinstance(fixed, int) else "auto")
+    assert case["attention_backend"] == "triton" and case["budget told of"] == []
 
 
 @pytest.mark.parametrize(("name", "width"), [("resolved twice", 17), ("resolved with another budget", 31)])

@@ -29,6 +29,7 @@ OF_RELEASES = [
     "auto",
     "calibration_settings",
     "capturing",
+    "default_budget",
     "drafter_weights",
     "ending",
     "features",

@@ -155,6 +155,19 @@ def test_a_lane_that_does_not_hold_one_request_is_refused_with_what_does(
         lane_sizes.lane_batch_sizes(on_a_gpu(monkeypatch, 200 * 2**20), SIZES, 257)
 
 
+def test_auto_that_does_not_fit_names_the_fixed_budget_that_does(
+    monkeypatch: pytest.MonkeyPatch, published: SimpleNamespace
+):
+    """It is captured for every batch size, and may take all that is free: 3 requests of 65 nodes, 48 of 5 nodes."""
+    for sizes, fits in (([1, 2, 3], 64), (SIZES, 4)):
+        runner = on_a_gpu(monkeypatch, 250 * 2**20)
+        with pytest.raises(ValueError, match=f"of 128 do not fit.*use --speculative-ddtree-budget {fits} alone, or"):
+            lane_sizes.lane_batch_sizes(runner, sizes, 129)
+        published.speculative_ddtree_budget = fits
+        lane_sizes.lane_batch_sizes(runner, sizes, fits + 1)
+        published.speculative_ddtree_budget = "auto"
+
+
 #: An 8B model on Triton with a context of 32k, whose drafter reads 5 layers.
 EIGHT_B = lane_bytes.NodeBytes(buffers=200_000, logits=607_744, work=607_744, hidden=40_960, request=2**18)
 

@@ -33,7 +33,7 @@ class Spec(msgspec.Struct):
         Optional[int],
         "DFLASH only. Block size.",
     ] = None
-    speculative_ddtree_budget: int | str = 64
+    speculative_ddtree_budget: int | str | None = None
     speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False

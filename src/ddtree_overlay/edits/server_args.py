@@ -53,7 +53,7 @@ class ServerArgs:
 class ServerArgs:
     speculative_algorithm: Optional[str] = None
     speculative_dflash_block_size: Optional[int] = None
-    speculative_ddtree_budget: int | str = 64
+    speculative_ddtree_budget: int | str | None = None
     speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
@@ -118,7 +118,7 @@ class ServerArgs:
 FIELDS = register_fields(
     DDTREE,
     {
-        "budget": ("int | str", "64"),
+        "budget": ("int | str | None", "None"),
         "budgets": ("str | list[int] | None", "None"),
         "topk_cap": ("Optional[int]", "None"),
         "chain_seed": ("bool", "False"),
@@ -203,7 +203,7 @@ class ServerArgs:
             after="""\
 class ServerArgs:
     speculative_dflash_block_size: Optional[int] = None
-    speculative_ddtree_budget: int | str = 64
+    speculative_ddtree_budget: int | str | None = None
     speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False

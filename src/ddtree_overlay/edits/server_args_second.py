@@ -78,7 +78,7 @@ class ServerArgs:
         Optional[int],
         "DFLASH only. Block size.",
     ] = None
-    speculative_ddtree_budget: int | str = 64
+    speculative_ddtree_budget: int | str | None = None
     speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
@@ -160,7 +160,7 @@ class ServerArgs:
             after="""\
 class ServerArgs:
     speculative_dflash_block_size: A[Optional[int], "Block size.", NS("spec")] = None
-    speculative_ddtree_budget: A[int | str, NS("spec")] = 64
+    speculative_ddtree_budget: A[int | str | None, NS("spec")] = None
     speculative_ddtree_budgets: A[str | list[int] | None, NS("spec")] = None
     speculative_ddtree_topk_cap: A[Optional[int], NS("spec")] = None
     speculative_ddtree_chain_seed: A[bool, NS("spec")] = False

@@ -4,6 +4,7 @@
     args          server arguments: validation, both widths, what the DFLASH handler sees
     given         what arguments are given as: on a command line, in Python, out of JSON
     budgets       which budgets an engine verifies, or lets `auto` choose among
+    default_budget  what is served when no budget is given: `auto`, or a fixed one and why
     flags         the command line
     features      what is refused until it is proven
     hybrid        models with recurrent layers: what is proven of them

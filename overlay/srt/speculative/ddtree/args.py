@@ -13,9 +13,10 @@ import copy
 import logging
 from typing import TYPE_CHECKING, Any
 
-from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, backends_of, check_backends
+from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, check_backends
 from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, parsed_budget
 from sglang.srt.speculative.ddtree.calibration_args import check_calibration
+from sglang.srt.speculative.ddtree.default_budget import fixed_instead, settle_budget, why_one_lane, why_too_wide
 from sglang.srt.speculative.ddtree.features import check_features, warn_of_released_weights
 from sglang.srt.speculative.ddtree.given import checked_calibration, checked_cap, checked_switch
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid, check_tracked_states, is_hybrid_config
@@ -30,9 +31,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 DDTREE = "DDTREE"
-
-#: Attention backends with which several verify widths were run in one engine.
-LANE_BACKENDS = ("triton",)
 
 
 def begin_arguments(server_args: ServerArgs) -> None:
@@ -100,14 +98,16 @@ def finish_dflash_handling(server_args: ServerArgs) -> None:
         )
     check_calibration(reading(server_args).speculative_ddtree_calibration, block_size)
     settle(server_args, speculative_dflash_block_size=block_size)
-    settle(server_args, speculative_num_draft_tokens=verify_width(reading(server_args)))
-    if len(budgets(reading(server_args))) > 1:  # what `/server_info` answers
-        settle(server_args, speculative_ddtree_budgets=list(budgets(reading(server_args))))
     check_backends(reading(server_args))
-    _check_lanes(reading(server_args))
     check_features(reading(server_args))
     warn_of_released_weights(reading(server_args))
     _check_model(server_args)
+    settle_budget(server_args)
+    settle(server_args, speculative_num_draft_tokens=verify_width(reading(server_args)))
+    if len(budgets(reading(server_args))) > 1:  # what `/server_info` answers
+        settle(server_args, speculative_ddtree_budgets=list(budgets(reading(server_args))))
+    _check_lanes(server_args)
+    _check_states(server_args)
     _check_capacity(server_args)
 
 
@@ -175,10 +175,12 @@ def _settle_own_fields(server_args: ServerArgs) -> None:
     found = reading(server_args)
     if found.speculative_ddtree_budgets is not None:
         budget_list(found.speculative_ddtree_budgets)
+    given = found.speculative_ddtree_budget
     switches = ("speculative_ddtree_chain_seed", "speculative_ddtree_allow_hybrid_unsafe")
     settle(
         server_args,
-        speculative_ddtree_budget=parsed_budget(found.speculative_ddtree_budget),
+        # None until the block size and the model are known: `settle_budget`.
+        speculative_ddtree_budget=None if given is None else parsed_budget(given),
         speculative_ddtree_topk_cap=checked_cap(found.speculative_ddtree_topk_cap),
         speculative_ddtree_calibration=checked_calibration(found.speculative_ddtree_calibration),
         **{field: checked_switch(field, getattr(found, field)) for field in switches},
@@ -191,14 +193,14 @@ def _settle_own_fields(server_args: ServerArgs) -> None:
             )
 
 
-def _check_lanes(server_args: Any) -> None:
+def _check_lanes(server_args: ServerArgs) -> None:
     """Refuse several lanes where only one is proven."""
-    unproven = [backend for backend in backends_of(server_args) if backend not in LANE_BACKENDS]
-    if len(budgets(server_args)) > 1 and unproven:
+    obstacle = why_one_lane(server_args) if len(budgets(reading(server_args))) > 1 else None
+    if obstacle is not None:
+        remedy = f"{obstacle.remedy}, or " if obstacle.remedy else ""
         raise ValueError(
-            f"DDTREE verifies one budget only with the attention backend {unproven[0]}: switching between verify "
-            f"widths is proven with {', '.join(LANE_BACKENDS)}. Use --attention-backend {LANE_BACKENDS[0]}, or "
-            "--speculative-ddtree-budget N without --speculative-ddtree-budgets."
+            f"DDTREE: {obstacle.reason}. Use {remedy}--speculative-ddtree-budget N without "
+            "--speculative-ddtree-budgets."
         )
 
 
@@ -211,27 +213,23 @@ def _check_model(server_args: ServerArgs) -> None:
     config = model_config(server_args).hf_config
     if is_hybrid_config(config):
         check_hybrid(server_args, (config.architectures or ["this model"])[0], config)
-        if len(budgets(reading(server_args))) > 1:
-            raise ValueError(
-                "DDTREE verifies one budget only for models with recurrent layers: their states are kept for one "
-                "verify width. Use --speculative-ddtree-budget N without --speculative-ddtree-budgets."
-            )
+
+
+def _check_states(server_args: ServerArgs) -> None:
+    """Refuse steps that cross tracked recurrent states, and let recurrent layers read a verify input as a tree."""
+    if is_hybrid_config(model_config(server_args).hf_config):
         check_tracked_states(server_args, verify_width(reading(server_args)))
-        # What SGLang's recurrent layers ask before they read a verify input as a tree.
+        # What SGLang's recurrent layers ask before they do.
         settle(server_args, speculative_eagle_topk=2)
 
 
 def _check_capacity(server_args: ServerArgs) -> None:
     """Budgets that no configuration of the pools could hold; `gates` checks against the real pools and free memory."""
-    width = verify_width(reading(server_args))
-    limits = (
-        ("--max-total-tokens", reading(server_args).max_total_tokens),
-        ("the context length", model_config(server_args).context_len),
-    )
-    flag = "--speculative-ddtree-budgets" if len(budgets(reading(server_args))) > 1 else "--speculative-ddtree-budget"
-    for name, limit in limits:
-        if limit is not None and width > int(limit):
-            raise ValueError(
-                f"DDTREE: a budget of {width - 1} needs {width} tokens per request and step, more than {name} "
-                f"({limit}) holds. Set {flag} to {int(limit) - 1} or less."
-            )
+    found = reading(server_args)
+    obstacle = why_too_wide(server_args, verify_width(found))
+    if obstacle is not None:
+        flag = "--speculative-ddtree-budgets" if len(budgets(found)) > 1 else "--speculative-ddtree-budget"
+        fixed = fixed_instead(found, obstacle.most)
+        raise ValueError(
+            f"DDTREE: {obstacle.reason}. Set {flag} to {obstacle.most} or less{fixed and f', or use {fixed}'}."
+        )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which budgets an engine can verify: the configured one, or `auto` and the lanes that it chooses among.
+"""Which budgets an engine can verify: the configured one, or `auto`, which is the default, and the lanes of its choice.
 
 A *lane* is a verify width (budget + 1) that the target's attention backend and CUDA graphs were built for. One budget
 needs one lane. `auto`, and requests that ask for a budget of their own, need one for each budget.
@@ -15,7 +15,7 @@ from sglang.srt.speculative.ddtree.given import shown, whole_number
 
 AUTO = "auto"
 
-#: Draft nodes of a tree when the user says nothing; the field of `ServerArgs` has the same default.
+#: Draft nodes of a tree when the user says nothing and `auto` cannot be served (`default_budget`).
 DEFAULT_BUDGET = 64
 
 #: What `auto` chooses among beside the chain's own width. Small ones pay where batches make the target compute-bound,
@@ -32,8 +32,8 @@ def budgets(server_args: Any) -> tuple[int, ...]:
     """Every budget that a lane is built for, ascending.
 
     Args:
-        server_args: The arguments, or whatever shows the speculative ones (`published.spec`). With `auto` and no list
-            the block size has to be known.
+        server_args: The arguments, or whatever shows the speculative ones (`published.spec`), with their budget
+            settled. With `auto` and no list the block size has to be known.
     """
     listed = server_args.speculative_ddtree_budgets
     found = set(budget_list(listed)) if listed is not None else set()

@@ -33,17 +33,18 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--speculative-ddtree-budget",
         type=_budget,
-        default=DEFAULT_BUDGET,
         metavar=f"N|{AUTO}",
         help="DDTREE only. Draft nodes per tree, root not counted; the target verifies budget + 1 tokens a step. "
-        f"{AUTO}: the engine measures what each budget gives and chooses one for each number of running requests.",
+        f"{AUTO}: the engine measures what each budget gives and chooses one for each number of running requests. "
+        f"Default: {AUTO}; {DEFAULT_BUDGET}, and a line of the log, where {AUTO} cannot be served (another attention "
+        "backend than triton, recurrent layers, too short a context or pool).",
     )
     parser.add_argument(
         "--speculative-ddtree-budgets",
         metavar="LIST",
         help=f"DDTREE only. Budgets that graphs are captured for, like 4,8,15,32,64. {AUTO} chooses among them, and "
         'a request may ask for one of them in custom_params ("ddtree_budget"). A number given with '
-        "--speculative-ddtree-budget is always one of them.",
+        f"--speculative-ddtree-budget is always one of them; without one {AUTO} chooses.",
     )
     parser.add_argument(
         "--speculative-ddtree-calibration",

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from sglang.srt.speculative.ddtree.args import DDTREE, draft_width, verify_width
 from sglang.srt.speculative.ddtree.backends import check_attention
+from sglang.srt.speculative.ddtree.budgets import DEFAULT_BUDGET, budgets
+from sglang.srt.speculative.ddtree.default_budget import RECURRENT, narrower
 from sglang.srt.speculative.ddtree.graph_memory import attention_bytes, free_bytes
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid
 from sglang.srt.speculative.ddtree.lane_bytes import NodeBytes, lanes_bytes, planned
 from sglang.srt.speculative.ddtree.promised import promised_bytes
 from sglang.srt.speculative.ddtree.published import schedule, spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
+from sglang.srt.speculative.ddtree.settings import reading
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
 
 
@@ -21,12 +24,15 @@ def check_model_runner(model_runner: Any) -> None:
     """Refuse a loaded target that a tree cannot be verified with.
 
     Raises:
-        ValueError: Attention that no backend can restrict to a tree, or recurrent layers without the unsafe flag.
+        ValueError: Attention that no backend can restrict to a tree, or recurrent layers without the unsafe flag or
+            with several budgets.
     """
     server_args = model_runner.server_args
     check_attention(model_runner)
     if is_recurrent(model_runner):
         check_hybrid(server_args, type(model_runner.model).__name__, model_runner.model_config.hf_config)
+        if len(budgets(reading(server_args))) > 1:
+            raise ValueError(f"DDTREE: {RECURRENT.reason}. Use --speculative-ddtree-budget {DEFAULT_BUDGET} alone.")
 
 
 def check_recurrent_memory(state_bytes: int, free_gib: float) -> None:
@@ -52,8 +58,7 @@ def check_recurrent_memory(state_bytes: int, free_gib: float) -> None:
         fits = max(0, int(free_gib * 2**30 / (state_bytes * requests)) - 1)
         raise ValueError(
             f"DDTREE: the recurrent states of {width} nodes of {requests} requests need {needed:.1f} GiB, "
-            f"{free_gib:.1f} GiB are left. Lower --speculative-ddtree-budget (at most {fits} fits) or "
-            "--max-running-requests."
+            f"{free_gib:.1f} GiB are left. {narrower(spec(), fits)}, or lower --max-running-requests."
         )
 
 
@@ -160,9 +165,8 @@ def _check_free_memory(max_bs: int, max_num_tokens: int, *, per_node: int, reque
         beside = f" beside the drafter's weights and KV ({promised / 2**30:.1f} GiB)" if promised else ""
         raise ValueError(
             f"DDTREE: CUDA graphs for {max_bs} requests of {width} tokens need {needed / 2**30:.1f} GiB of attention "
-            f"buffers, logits and hidden states, {max(0, free) / 2**30:.1f} GiB are free{beside}. Lower "
-            f"--speculative-ddtree-budget (at most {fits} fits), --cuda-graph-max-bs, --context-length or "
-            "--mem-fraction-static."
+            f"buffers, logits and hidden states, {max(0, free) / 2**30:.1f} GiB are free{beside}. "
+            f"{narrower(spec(), fits)}, or lower --cuda-graph-max-bs, --context-length or --mem-fraction-static."
         )
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree.args import verify_width
-from sglang.srt.speculative.ddtree.budgets import are_default, budgets, is_auto
+from sglang.srt.speculative.ddtree.budgets import DEFAULT_BUDGET, are_default, budgets, is_auto
+from sglang.srt.speculative.ddtree.default_budget import fixed_instead
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.graph_memory import free_bytes
 from sglang.srt.speculative.ddtree.lane_bytes import NodeBytes, Planned, lanes_bytes, plan
@@ -104,7 +105,10 @@ def _with_configured(lanes: list[tuple[int, list[int]]], node: NodeBytes, batch_
 
 
 def _refusal(model_runner: Any, batch_sizes: list[int], width: int) -> str:
-    """Why a lane gets no graph, and the largest budget that would get one in its place."""
+    """Why a lane gets no graph, and the largest budget that would get one in its place.
+
+    A fixed one is captured for every batch size, but may take all that is free.
+    """
     node, free = NodeBytes.of(model_runner), free_bytes() - promised_bytes(model_runner)
     limit, given = _limit(node, free, batch_sizes), _with_configured([], node, batch_sizes)
     fitting = (
@@ -114,10 +118,13 @@ def _refusal(model_runner: Any, batch_sizes: list[int], width: int) -> str:
     )
     beside = f" beside those of {_configured_width() - 1}" if given else ""
     left = f"{(limit - given) / 2**30:.1f} GiB"
+    alone = (most for most in range(DEFAULT_BUDGET, 0, -1) if lanes_bytes([(most + 1, batch_sizes)], node) <= free)
+    fixed = fixed_instead(spec(), next(alone, 0))
     return (
         f"DDTREE: CUDA graphs of a budget of {width - 1} do not fit{beside}: lanes may take {left}, half of what is "
         "left free. Name budgets without it with --speculative-ddtree-budgets (at most "
-        f"{next(fitting, 1) - 1} fits if no other is named), or lower --cuda-graph-max-bs or --mem-fraction-static."
+        f"{next(fitting, 1) - 1} fits if no other is named), {fixed and f'use {fixed}, '}or lower "
+        "--cuda-graph-max-bs or --mem-fraction-static."
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from sglang.srt.distributed import get_tp_group
-from sglang.srt.speculative.ddtree.budgets import budgets
+from sglang.srt.speculative.ddtree.budgets import DEFAULT_BUDGET, budgets
 from sglang.srt.speculative.ddtree.lane_parts import RUNNER, capture_graphs, replay_of
 from sglang.srt.speculative.ddtree.lane_width import only_width
 from sglang.srt.speculative.ddtree.memory import GRAPH_BUFFERS, report
@@ -151,7 +151,8 @@ def _graphs_of(model_runner: Any, lane: Lane) -> Any:
             raise
         raise ValueError(
             f"DDTREE: no memory is left for the CUDA graphs of a budget of {lane.width - 1}. Name fewer or narrower "
-            "budgets with --speculative-ddtree-budgets, or lower --cuda-graph-max-bs or --mem-fraction-static."
+            f"budgets with --speculative-ddtree-budgets, use --speculative-ddtree-budget {DEFAULT_BUDGET} alone, or "
+            "lower --cuda-graph-max-bs or --mem-fraction-static."
         ) from error
 
 
