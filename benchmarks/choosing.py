@@ -7,7 +7,7 @@
 The real chooser and observer run in a made-up server (`choosing_world.py`), on made-up texts (`choosing_texts.py`).
 Every number is tokens per second as a part of what the best single choice for that text and concurrency would have got,
 known in hindsight: of the first 300 steps of a server, of its first 1000, and of 1000 after those. Times of graphs, and
-what a step takes beside them, are those of `results/0.5.11-8b-one-round.json`; how they scatter and what is accepted is
+what a step takes beside them, are those of `results/0.5.11-8b.json` (`crowded`: `0.5.17-8b.json`); how they scatter and what is accepted is
 invented. A GPU has to confirm it.
 
     host      the first generation's host beside the graphs of an 8B model on an H200
@@ -17,6 +17,7 @@ invented. A GPU has to confirm it.
     hidden    a small model: the host hides what the graphs take
     stairs    compute-bound in coarse tiles
     bluff     a drafter that is sure and wrong, with plain steps among the choices
+    crowded   the second generation's, with plain steps among the choices: at 48 requests they are the best by far
     blind     no start-up measurement
 
 Needs torch; the engine environment (`scripts/engine_env`) has it.
@@ -57,6 +58,10 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
         "hidden": (server(made_up.hidden, lambda size, choice: 0.3 * made_up.graphs(size, choice)), code),
         "stairs": (server(made_up.staircase, lambda size, choice: made_up.staircase(size, choice) - 0.5), code),
         "bluff": (server(made_up.host_bound, choices=(*texts.CHOICES, texts.NONE)), texts.BLUFF),
+        "crowded": (
+            server(made_up.overlapped, made_up.overlapped_graphs, choices=(*texts.CHOICES, texts.NONE)),
+            prose,
+        ),
         "blind": (server(made_up.compute_bound, None), prose),
     }
 

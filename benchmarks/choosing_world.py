@@ -35,7 +35,8 @@ from choosing_texts import BLOCK, CHOICES, NONE, WIDTHS, Requests, Text, emitted
 BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)
 #: Nodes of a step that lanes have graphs for: `lane_sizes`.
 NODES = 2080
-MEASURED = Path(__file__).resolve().parent / "results/0.5.11-8b-one-round.json"
+RESULTS = Path(__file__).resolve().parent / "results"
+MEASURED, OVERLAPPED = RESULTS / "0.5.11-8b.json", RESULTS / "0.5.17-8b.json"
 
 #: Milliseconds of a step, by batch size and choice.
 Cost = Callable[[int, Choice], float]
@@ -57,10 +58,10 @@ def staircase(batch_size: int, choice: Choice) -> float:
 
 @cache
 def measured(file: Path = MEASURED) -> tuple[Mapping[tuple[int, Choice], float], Callable[[int], float]]:
-    """Of a run of `decode.py`: what the graphs of each bucket and choice take, and what a batch takes beside them.
+    """Of a run of `decode.py`: what the graphs of each bucket and choice take, and what a tree takes beside them.
 
-    Steps that draft nothing were no arm of it: they are taken to cost what plain decoding does, three tenths of it
-    beside the graph.
+    Where steps that draft nothing were no arm of it, they are taken to cost what plain decoding does, three tenths of
+    it beside the graph.
     """
     run = json.loads(file.read_text())
     info = run["engines"]["ddtree"]["info"]
@@ -69,10 +70,10 @@ def measured(file: Path = MEASURED) -> tuple[Mapping[tuple[int, Choice], float],
     beside: dict[int, list[float]] = {}
     for cell in run["figures"]["cells"]:
         size, name, step = cell["concurrency"], cell["arm"], cell["step_ms"]["pooled"]
-        if name == "plain":
+        if name == "plain" and "1" not in info["ddtree_verify_ms"]:
             verify[1, size] = 0.7 * step
         budget = name.removeprefix("DDTREE ")
-        if budget.isdigit() and size in draft:
+        if budget.isdigit() and int(budget) and size in draft and (int(budget) + 1, size) in verify:
             beside.setdefault(size, []).append(step - verify[int(budget) + 1, size] - draft[size])
     sizes = sorted(beside)
     found = [statistics.median(beside[size]) for size in sizes]
@@ -89,6 +90,17 @@ def host_bound(batch_size: int, choice: Choice) -> float:
     return graphs(batch_size, choice) + (
         0.43 * graphs(batch_size, choice) if choice == NONE else measured()[1](batch_size)
     )
+
+
+def overlapped(batch_size: int, choice: Choice) -> float:
+    """The second generation on an H200, an 8B model: what plain decoding takes beside its graph is the same for all."""
+    found, beside = measured(OVERLAPPED)
+    return found[bucket_of(batch_size), choice] + (0.85 if choice == NONE else beside(batch_size))
+
+
+def overlapped_graphs(batch_size: int, choice: Choice) -> float:
+    """Milliseconds of its graphs alone."""
+    return measured(OVERLAPPED)[0][bucket_of(batch_size), choice]
 
 
 def compute_bound(batch_size: int, choice: Choice) -> float:

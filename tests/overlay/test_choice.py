@@ -7,6 +7,7 @@ choice would have got.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import sys
 from pathlib import Path
@@ -30,6 +31,8 @@ from choosing_world import (
     hidden,
     host_bound,
     memory_bound,
+    overlapped,
+    overlapped_graphs,
     staircase,
     start_up,
 )
@@ -255,6 +258,18 @@ def test_a_look_lasts_one_period() -> None:
         looks.append(chooser.choose(8) == Choice(33))
     assert chooser.best(8) == Choice(BLOCK)
     assert looks[:3] == [True, False, True]
+
+
+def test_looks_that_lose_much_are_short() -> None:
+    """Where steps without a draft are far better than any tree, each look costs a few percent of a hundred steps."""
+    here = world(overlapped, start_up(overlapped_graphs), choices=(*CHOICES, NONE))
+    here.decode(PROSE, 48, steps=1000)
+    begin = len(here.history)
+    assert here.best(PROSE, 48)[1] == NONE
+    assert here.decode(PROSE, 48, steps=2000) >= 0.98
+    runs = [len(list(run)) for choice, run in itertools.groupby(here.history[begin:]) if choice != NONE]
+    assert runs
+    assert max(runs) <= 3
 
 
 @pytest.mark.parametrize("text", [CODE, PROSE, BLUFF], ids=["code", "prose", "bluff"])

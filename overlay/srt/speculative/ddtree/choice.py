@@ -18,7 +18,7 @@ from sglang.srt.speculative.ddtree.round_times import DOUBT, Choice, RoundTimes
 #: Decode steps that a plan holds for; the first plans hold for fewer, from this many on.
 PERIOD, _FIRST_PERIOD = 8, 2
 #: A look at what promises less than this part of what is in use lasts no longer than this many steps.
-_COSTLY, _SHORT_LOOK = 0.75, 2
+_COSTLY, _SHORT_LOOK = 0.85, 2
 #: A choice replaces the one in use, or is looked at, if it promises so much more.
 _ADVANTAGE = 1.012
 #: Relative doubt about a choice that a round of others adds.
