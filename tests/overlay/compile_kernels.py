@@ -53,6 +53,7 @@ def main() -> None:
     with overlay_importable():
         from sglang.srt.speculative.ddtree import head_kernel
         from sglang.srt.speculative.ddtree.accept_kernel import accept_by_walk
+        from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel
         from sglang.srt.speculative.ddtree.calibration_kernel import update
         from sglang.srt.speculative.ddtree.draft_head import Choices, Columns
         from sglang.srt.speculative.ddtree.mask_kernel import write_masks
@@ -95,6 +96,11 @@ def main() -> None:
             found = torch.zeros(6, k)
             fitted = Choices(found, found.long(), found, rows, rows)
             update(torch.zeros(7, 3), fitted, torch.zeros(2, 4, dtype=torch.int64), lens, only)
+        for dtype, size, width, splits in ((torch.bfloat16, 128, 5, 1), (torch.float16, 64, 40, 8)):
+            q, kv = torch.zeros(2 * width, 8, size, dtype=dtype), torch.zeros(2 * width, 2, size, dtype=dtype)
+            bounds, mask = torch.tensor([0, 3, 7], dtype=torch.int32), torch.zeros(width * 90, dtype=torch.bool)
+            for told in ((mask, lens), (None, None)):
+                attend_by_kernel(q, kv, kv, q, kv, kv, bounds, ids, *told, width=width, scale=0.1, splits=splits)
         columns = Columns(org=90, first_org_id=0, added_start=96, added=3, first_added_id=90)
         cases = (
             (torch.bfloat16, 1, None, None, True),

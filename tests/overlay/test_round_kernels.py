@@ -85,5 +85,5 @@ def test_kernels_compile_for_a_gpu() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     compiled = {"_grow_kernel", "_mask_kernel", "_accept_kernel", "_read_kernel", "_choose_kernel", "merge_kernel"}
     compiled |= {"_slots_kernel", "_draft_slots_kernel", "_move_kernel", "_stage_kernel", "_place_kernel"}
-    compiled |= {"_update_kernel", "_count"}
+    compiled |= {"_update_kernel", "_count", "_tree_attention_kernel", "_merge_kernel"}
     assert set(done.stdout.split()) == compiled

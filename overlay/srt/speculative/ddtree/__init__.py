@@ -37,6 +37,7 @@
     topology      padding of replayed graphs, as the kernels of recurrent layers need it counted
     accept        trees and target tokens -> accepted paths
     targets       verify logits -> one target token per node, greedy or sampled
+    tree_attention  the attention of verify and draft steps by `attention_kernel`, where it knows all that is asked
     kv_move       accepted nodes' KV to the front of a request's slots, for pages of more than one
     tree_mask     the ancestor mask, written without a length from the device
     *_reference   what a kernel has to give, by tensor operations

@@ -17,6 +17,7 @@ from sglang.srt.speculative.ddtree.promised import promised_bytes
 from sglang.srt.speculative.ddtree.published import schedule, spec
 from sglang.srt.speculative.ddtree.recurrent import is_recurrent
 from sglang.srt.speculative.ddtree.settings import reading
+from sglang.srt.speculative.ddtree.tree_attention import use_tree_attention
 from sglang.srt.speculative.ddtree.tree_mask import mask_columns
 
 
@@ -65,7 +66,7 @@ def check_recurrent_memory(state_bytes: int, free_gib: float) -> None:
 def prepare_graph_buffers(
     backend: Any, max_bs: int, max_num_tokens: int, kv_indices: torch.Tensor | None
 ) -> torch.Tensor | None:
-    """Check that the CUDA graph buffers of a tree's width fit, and keep the largest of them small.
+    """Check that the CUDA graph buffers of a tree's width fit, keep the largest of them small; choose the kernel.
 
     SGLang gives every verified token of a batch a row of KV indices as long as the context. Tree verify reads one such
     row a request, for the prefix; at a budget of 64 that is 65 times less. With overlap scheduling a step is launched
@@ -85,6 +86,7 @@ def prepare_graph_buffers(
     """
     if not is_ddtree_on():
         return kv_indices
+    use_tree_attention(backend)
     columns = backend.max_context_len + draft_width()
     _check_free_memory(max_bs, max_num_tokens, per_node=attention_bytes(backend), request=columns * 8)
     if kv_indices is not None:

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of one tree a request to its committed tokens and its own nodes, in one launch or two.
+
+A tree has few rows, and the heads of a group read the same keys. So the rows of a program are all nodes of a request
+for all heads of one group, which read each key and value once; where requests are too few to fill the device, several
+programs share the committed tokens of one, and a second launch merges what they found by its log-sum-exp (as
+FlashDecoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+
+#: Committed tokens that a program reads at once.
+_BLOCK_N = 64
+#: Programs that share the committed tokens of a request, at most; the device is to have about so many per processor.
+_MOST_SPLITS, _PROGRAMS = 32, 2
+_LOG2E = 1.4426950408889634
+
+
+@triton.jit
+def _attend(q, keys, values, visible, top, total, found, scale):
+    """Take one block of keys and values in: softmax on the way, base 2."""
+    scores = tl.dot(q, keys) * scale
+    scores = tl.where(visible, scores, float("-inf"))
+    next_top = tl.maximum(top, tl.max(scores, axis=1))
+    # A row that has seen nothing yet must not become a number minus itself.
+    base = tl.where(next_top == float("-inf"), 0.0, next_top)
+    kept, shares = tl.exp2(top - base), tl.exp2(scores - base[:, None])
+    total = total * kept + tl.sum(shares, axis=1)
+    found = found * kept[:, None] + tl.dot(shares.to(values.dtype), values)
+    return next_top, total, found
+
+
+@triton.jit(do_not_specialize=("width", "tiles"))
+def _tree_attention_kernel(
+    q,  # [bs * W, heads, D]
+    k,  # [bs * W, groups, D], of the nodes
+    v,
+    out,  # [bs * W, heads, D]
+    part,  # float32 [bs, groups, W * GROUP, SPLITS, D], or anything where SPLITS is 1
+    part_sums,  # float32 [bs, groups, W * GROUP, SPLITS]
+    k_buffer,  # [slots, groups, D]
+    v_buffer,
+    kv_indptr,  # [bs + 1]
+    kv_indices,
+    mask,  # bytes: of each request [W, prefix + W]
+    mask_indptr,  # [bs + 1]
+    scale,
+    width,
+    tiles,
+    Q_ROW: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    KV_ROW: tl.constexpr,
+    KV_HEAD: tl.constexpr,
+    OUT_ROW: tl.constexpr,
+    OUT_HEAD: tl.constexpr,
+    K_SLOT: tl.constexpr,
+    K_HEAD: tl.constexpr,
+    V_SLOT: tl.constexpr,
+    V_HEAD: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    HAS_MASK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    request, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    tile, split = tl.program_id(2) % tiles, tl.program_id(2) // tiles
+    rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    node, head = rows // GROUP, group * GROUP + rows % GROUP
+    is_node = node < width
+    at = tl.arange(0, D)
+    row = request * width + node
+    queries = tl.load(q + row[:, None] * Q_ROW + head[:, None] * Q_HEAD + at[None, :], mask=is_node[:, None], other=0.0)
+
+    first = tl.load(kv_indptr + request)
+    prefix = (tl.load(kv_indptr + request + 1) - first).to(tl.int32)
+    top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_M], dtype=tl.float32)
+    found = tl.zeros([BLOCK_M, D], dtype=tl.float32)
+
+    share = tl.cdiv(tl.cdiv(prefix, SPLITS), BLOCK_N) * BLOCK_N
+    end = tl.minimum(prefix, (split + 1) * share)
+    for start in range(split * share, end, BLOCK_N):
+        token = start + tl.arange(0, BLOCK_N)
+        is_token = token < end
+        slot = tl.load(kv_indices + first + token, mask=is_token, other=0).to(tl.int64)
+        keys = tl.load(
+            k_buffer + slot[None, :] * K_SLOT + group * K_HEAD + at[:, None], mask=is_token[None, :], other=0.0
+        )
+        values = tl.load(
+            v_buffer + slot[:, None] * V_SLOT + group * V_HEAD + at[None, :], mask=is_token[:, None], other=0.0
+        )
+        top, total, found = _attend(queries, keys, values, is_token[None, :], top, total, found, scale)
+
+    if split == SPLITS - 1:  # the nodes themselves
+        if HAS_MASK:
+            mask_row = tl.load(mask_indptr + request) + node.to(tl.int64) * (prefix + width) + prefix
+        for start in range(0, width, BLOCK_T):
+            other = start + tl.arange(0, BLOCK_T)
+            is_other = other < width
+            place = (request * width + other) * KV_ROW + group * KV_HEAD
+            keys = tl.load(k + place[None, :] + at[:, None], mask=is_other[None, :], other=0.0)
+            values = tl.load(v + place[:, None] + at[None, :], mask=is_other[:, None], other=0.0)
+            visible = is_node[:, None] & is_other[None, :]
+            if HAS_MASK:
+                visible &= tl.load(mask + mask_row[:, None] + other[None, :], mask=visible, other=0) != 0
+            top, total, found = _attend(queries, keys, values, visible, top, total, found, scale)
+
+    if SPLITS == 1:
+        found = found / tl.where(total == 0.0, 1.0, total)[:, None]
+        place = row[:, None] * OUT_ROW + head[:, None] * OUT_HEAD + at[None, :]
+        tl.store(out + place, found.to(out.dtype.element_ty), mask=is_node[:, None])
+    else:
+        place = ((request * GROUPS + group) * width * GROUP + rows) * SPLITS + split
+        tl.store(part_sums + place, tl.where(total == 0.0, float("-inf"), top + tl.log2(total)), mask=is_node)
+        has_any = is_node & (total > 0.0)
+        found = found / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(part + place[:, None] * D + at[None, :], found, mask=has_any[:, None])
+
+
+@triton.jit(do_not_specialize=("width",))
+def _merge_kernel(
+    out,
+    part,
+    part_sums,
+    width,
+    OUT_ROW: tl.constexpr,
+    OUT_HEAD: tl.constexpr,
+    GROUPS: tl.constexpr,
+    GROUP: tl.constexpr,
+    D: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
+    """One program a node and head: the parts of its splits, weighed by their sums."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    request, node = row // width, row % width
+    first = ((request * GROUPS + head // GROUP) * width * GROUP + node * GROUP + head % GROUP) * SPLITS
+    splits, at = tl.arange(0, SPLITS), tl.arange(0, D)
+    sums = tl.load(part_sums + first + splits)
+    weights = tl.exp2(sums - tl.max(sums, axis=0))
+    has_any = sums > float("-inf")
+    found = tl.load(part + (first + splits)[:, None] * D + at[None, :], mask=has_any[:, None], other=0.0)
+    merged = tl.sum(found * weights[:, None], axis=0) / tl.sum(weights, axis=0)
+    tl.store(out + row * OUT_ROW + head * OUT_HEAD + at, merged.to(out.dtype.element_ty))
+
+
+def attend_by_kernel(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    k_buffer: torch.Tensor,
+    v_buffer: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
+    *,
+    width: int,
+    scale: float,
+    splits: int | None = None,
+) -> None:
+    """Attention of W nodes a request; arguments as in `tree_attention.TreeAttention`.
+
+    Args:
+        q: Of the nodes, [bs * W, heads, D], the last dimension contiguous; D a power of two.
+        k: Of the nodes, [bs * W, groups, D]; `v` alike.
+        out: Written, [bs * W, heads, D].
+        k_buffer: Of all slots, [slots, groups, D]; `v_buffer` alike.
+        kv_indptr: Where each request's slots begin in `kv_indices`, [bs + 1].
+        mask: Bytes, of each request [W, prefix + W] of which the last W columns are read; None where all nodes of a
+            request see each other.
+        mask_indptr: Where each request's mask begins, [bs + 1].
+        width: W.
+        scale: Of the scores.
+        splits: Programs that share a request's committed tokens, a power of two; by default as fills the device.
+    """
+    rows, heads, size = q.shape
+    groups, batch = k.shape[1], rows // width
+    group = heads // groups
+    block = block_rows(width * group)
+    tiles = triton.cdiv(width * group, block)
+    splits = splits_of(batch * groups * tiles, q.device) if splits is None else splits
+    part = torch.empty((batch, groups, width * group, splits, size) if splits > 1 else 1, device=q.device)
+    sums = torch.empty((batch, groups, width * group, splits) if splits > 1 else 1, device=q.device)
+    _tree_attention_kernel[(batch, groups, tiles * splits)](
+        q, k, v, out, part, sums, k_buffer, v_buffer, kv_indptr, kv_indices,
+        q if mask is None else mask.view(torch.uint8), kv_indptr if mask_indptr is None else mask_indptr,
+        scale * _LOG2E, width, tiles,
+        Q_ROW=q.stride(0), Q_HEAD=q.stride(1), KV_ROW=k.stride(0), KV_HEAD=k.stride(1),
+        OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), K_SLOT=k_buffer.stride(0), K_HEAD=k_buffer.stride(1),
+        V_SLOT=v_buffer.stride(0), V_HEAD=v_buffer.stride(1), GROUPS=groups, GROUP=group, D=size,
+        HAS_MASK=mask is not None, SPLITS=splits, BLOCK_M=block, BLOCK_N=_BLOCK_N,
+        BLOCK_T=min(_BLOCK_N, max(16, triton.next_power_of_2(width))),
+        num_warps=8 if block > 64 else 4, num_stages=2,
+    )  # fmt: skip
+    if splits > 1:
+        _merge_kernel[(rows, heads)](
+            out, part, sums, width, OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), GROUPS=groups, GROUP=group, D=size,
+            SPLITS=splits, num_warps=4,
+        )  # fmt: skip
+
+
+def block_rows(rows: int) -> int:
+    """Rows of a program, for so many of a request and group: a power of two from 16 to 128, with little padding."""
+    if rows <= 128:
+        return max(16, triton.next_power_of_2(rows))
+    return 64 if 0 < rows % 128 <= 64 else 128
+
+
+def splits_of(programs: int, device: torch.device) -> int:
+    """How many programs are to share each request's committed tokens, a power of two."""
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    splits = 1
+    while splits < _MOST_SPLITS and 2 * splits * programs <= _PROGRAMS * processors:
+        splits *= 2
+    return splits
