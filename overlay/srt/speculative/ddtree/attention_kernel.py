@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 
 
-#: Committed tokens that a program reads at once.
-_BLOCK_N = 64
+#: Rows of a program at most, and committed tokens that it reads at once; halved for heads that would not fit into the
+#: shared memory of smaller GPUs.
+_BLOCK_M, _BLOCK_N = 64, 64
 #: Programs that share the committed tokens of a request, at most; the device is to have about so many per processor.
 _MOST_SPLITS, _PROGRAMS = 32, 2
 _LOG2E = 1.4426950408889634
@@ -189,8 +190,10 @@ def attend_by_kernel(
     block = block_rows(width * group)
     tiles = triton.cdiv(width * group, block)
     splits = splits_of(batch * groups * tiles, q.device) if splits is None else splits
-    part = torch.empty((batch, groups, width * group, splits, size) if splits > 1 else 1, device=q.device)
-    sums = torch.empty((batch, groups, width * group, splits) if splits > 1 else 1, device=q.device)
+    shared = (batch, groups, width * group, splits)
+    part = torch.empty((*shared, size) if splits > 1 else 1, dtype=torch.float32, device=q.device)
+    sums = torch.empty(shared if splits > 1 else 1, dtype=torch.float32, device=q.device)
+    tokens = _BLOCK_N if size <= 128 else _BLOCK_N // 2
     _tree_attention_kernel[(batch, groups, tiles * splits)](
         q, k, v, out, part, sums, k_buffer, v_buffer, kv_indptr, kv_indices,
         q if mask is None else mask.view(torch.uint8), kv_indptr if mask_indptr is None else mask_indptr,
@@ -198,9 +201,8 @@ def attend_by_kernel(
         Q_ROW=q.stride(0), Q_HEAD=q.stride(1), KV_ROW=k.stride(0), KV_HEAD=k.stride(1),
         OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), K_SLOT=k_buffer.stride(0), K_HEAD=k_buffer.stride(1),
         V_SLOT=v_buffer.stride(0), V_HEAD=v_buffer.stride(1), GROUPS=groups, GROUP=group, D=size,
-        HAS_MASK=mask is not None, SPLITS=splits, BLOCK_M=block, BLOCK_N=_BLOCK_N,
-        BLOCK_T=min(_BLOCK_N, max(16, triton.next_power_of_2(width))),
-        num_warps=8 if block > 64 else 4, num_stages=2,
+        HAS_MASK=mask is not None, SPLITS=splits, BLOCK_M=block, BLOCK_N=tokens,
+        BLOCK_T=min(tokens, max(16, triton.next_power_of_2(width))), num_warps=4, num_stages=2,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(rows, heads)](
@@ -210,10 +212,8 @@ def attend_by_kernel(
 
 
 def block_rows(rows: int) -> int:
-    """Rows of a program, for so many of a request and group: a power of two from 16 to 128, with little padding."""
-    if rows <= 128:
-        return max(16, triton.next_power_of_2(rows))
-    return 64 if 0 < rows % 128 <= 64 else 128
+    """Rows of a program, for so many of a request and group: a power of two from 16 to 64."""
+    return min(_BLOCK_M, max(16, triton.next_power_of_2(rows)))
 
 
 def splits_of(programs: int, device: torch.device) -> int:
