@@ -65,7 +65,23 @@ def first_lost(before: bytes, after: bytes) -> tuple[int, bytes] | None:
 def _hunks(before: list[bytes], after: list[bytes], context: int) -> list[bytes]:
     # autojunk would call frequent lines of a long file noise, and align the rest wrongly.
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
-    return [_hunk(before, after, group) for group in matcher.get_grouped_opcodes(context)]
+    groups = list(matcher.get_grouped_opcodes(context))
+    if groups and context == 0:
+        groups[-1] = _with_line_before(groups[-1], before)
+    return [_hunk(before, after, group) for group in groups]
+
+
+def _with_line_before(
+    group: list[tuple[str, int, int, int, int]], before: list[bytes]
+) -> list[tuple[str, int, int, int, int]]:
+    """The last hunk; where it only removes a last line without a newline, the line before that is rewritten with it.
+
+    Git would take the newline of the line before away as well, since nothing in the hunk says that it has one.
+    """
+    tag, start, end, new_start, new_end = group[-1]
+    if tag != "delete" or end < len(before) or before[-1].endswith(b"\n") or start == 0:
+        return group
+    return [("replace", start - 1, end, new_start - 1, new_end)]  # without context a hunk is one change
 
 
 def _hunk(before: list[bytes], after: list[bytes], group: list[tuple[str, int, int, int, int]]) -> bytes:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import unidiff
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ddtree_overlay.diffs import count_inserted, first_lost, split_lines, unified
@@ -31,6 +31,9 @@ def git_apply(folder: Path, diff: bytes, *options: str) -> None:
 
 @settings(max_examples=80, deadline=None)
 @given(TEXTS, TEXTS, st.sampled_from([0, 1, 3]))
+@example(b"a\na", b"a\n", 0)
+@example(b"b\na\na", b"c\na\n", 0)
+@example(b"a", b"", 0)
 def test_git_turns_before_into_after(before: bytes, after: bytes, context: int):
     r"""Whatever the bytes: no final newline, lone `\r`, no UTF-8 (the hole of difflib.unified_diff)."""
     with tempfile.TemporaryDirectory() as name:
