@@ -16,11 +16,11 @@ import itertools
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-import triton
 
+if TYPE_CHECKING:
+    import torch
 
 #: Requests, nodes of each, committed tokens.
 BATCHES, WIDTHS, CONTEXTS = (1, 4, 16, 48), (3, 5, 9, 16, 33, 65), (256, 2048, 8192)
@@ -32,6 +32,7 @@ ROUNDING = 2.0**-8
 
 def main() -> int:
     """Compare, time, print."""
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--heads", type=int, default=32)
@@ -41,6 +42,11 @@ def main() -> int:
     parser.add_argument("--widths", type=numbers, default=WIDTHS)
     parser.add_argument("--contexts", type=numbers, default=CONTEXTS)
     options = parser.parse_args()
+
+    # Behind the arguments: imports take seconds, and `--help` does without.
+    import torch
+    import triton
+
     rows = []
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {options.heads} heads, {options.groups} groups")
     print("requests  nodes  context  masked   SGLang us    ours us   times   error SGLang   error ours", flush=True)
@@ -70,6 +76,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def measure(options: argparse.Namespace, batch: int, width: int, context: int, *, masked: bool) -> dict[str, Any]:
     """One shape: both kernels' times and errors."""
+    import torch
     from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel
 
     given = inputs(options, batch, width, context, masked=masked)
@@ -102,6 +109,8 @@ def measure(options: argparse.Namespace, batch: int, width: int, context: int, *
 
 def time_of(function: Any) -> float:
     """Microseconds of one call in a CUDA graph, the median."""
+    import triton
+
     return triton.testing.do_bench_cudagraph(function, rep=10, return_mode="median") * 1e3
 
 
@@ -116,6 +125,8 @@ def extend_attention() -> Any:
 
 def inputs(options: argparse.Namespace, batch: int, width: int, context: int, *, masked: bool) -> dict[str, Any]:
     """A step of requests whose contexts differ by up to a quarter, their slots scattered."""
+    import torch
+
     torch.manual_seed(batch * width + context)
     dice = torch.Generator().manual_seed(context)
     lens = (context * (0.875 + 0.25 * torch.rand(batch, generator=dice))).int()
@@ -147,6 +158,8 @@ def inputs(options: argparse.Namespace, batch: int, width: int, context: int, *,
 
 def reference(given: dict[str, Any], width: int, scale: float) -> torch.Tensor:
     """The attention in float64, request by request."""
+    import torch
+
     found, heads, groups = [], given["q"].shape[1], given["k"].shape[1]
     ends = given["kv_indptr"].tolist()
     for request, (first, end) in enumerate(itertools.pairwise(ends)):

@@ -88,7 +88,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--padded-like", help="pad the pair first: `pad_pair.py --like`")
     parser.add_argument("--concurrency", default="1,2,4,8,16,32,48")
     parser.add_argument("--budgets", default="", help="of the engine that chooses; default: its own")
-    parser.add_argument("--more", default="16,256", help="budgets of a further engine, measured up to concurrency 8")
+    parser.add_argument("--more", default="16,128,256", help="budgets of a further engine, up to concurrency 8")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=48, help="that a request has to get")
     parser.add_argument("--prompt-tokens", type=int, default=192)

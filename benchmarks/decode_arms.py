@@ -95,7 +95,7 @@ class Bench:
 
     def expected(self) -> dict[str, Any]:
         """The budgets that the engines will have captured, for a plan before any of them runs."""
-        small = (0, 2, 4, 8, self.block - 1, 32, 64, 128)
+        small = (0, 2, 4, 8, self.block - 1, 32, 64)
         own = {name: args.get("speculative_ddtree_budgets") for name, args in self.engines.items() if "ddtree" in name}
         own |= {"uncalibrated": None} if "uncalibrated" in self.engines else {}
         return {name: given or sorted(small) for name, given in own.items() if name in self.engines}

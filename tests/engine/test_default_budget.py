@@ -14,7 +14,7 @@ from ddtree_overlay.patching import SUPPORTED_RELEASES
 
 #: Each generation, and the newest, in which `ServerArgs` stays as it was written.
 RELEASES = (harness.RELEASE, harness.SECOND_RELEASE, SUPPORTED_RELEASES[-1])
-DEFAULT = [2, 4, 7, 8, 32, 64, 128]
+DEFAULT = [0, 2, 4, 7, 8, 32, 64]
 TOLD = "no --speculative-ddtree-budget was given"
 
 
@@ -47,7 +47,7 @@ def test_an_engine_without_a_budget_serves_auto(engines: Engines, version: str) 
     assert [one["output_ids"] for one in found["calls"]] == [engines["plain"]["calls"][0]["output_ids"]] * len(CALLS)
     info = found["server_info"]
     assert (info["speculative_ddtree_budget"], info["speculative_ddtree_budgets"]) == ("auto", DEFAULT)
-    assert info["speculative_num_draft_tokens"] == 129
+    assert info["speculative_num_draft_tokens"] == 65
     spec = found["calls"][0]["spec"][0]
     assert (spec["spec_ddtree_budget"], spec["spec_ddtree_budgets"]) == ("auto", DEFAULT)
     assert f"budget auto of {', '.join(map(str, DEFAULT))}" in found["log"]

@@ -139,17 +139,9 @@ FIXED: dict[str, tuple[dict[str, Any], list[str]]] = {
         },
         ["one budget only", "recurrent layers", "auto is refused"],
     ),
-    "a small pool": (
-        {"max_total_tokens": 128},
-        ["budget of 128", "--max-total-tokens (128)", "--speculative-ddtree-budgets of at most 127"],
-    ),
-    "a short context": (
-        {"context_length": 100},
-        ["budget of 128", "context length (100)", "--speculative-ddtree-budgets of at most 99"],
-    ),
 }
 
-DEFAULT = [0, 2, 4, 7, 8, 32, 64, 128]
+DEFAULT = [0, 2, 4, 7, 8, 32, 64]
 
 #: Arguments beside a plain DDTREE start -> the budgets that the server reports.
 LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
@@ -159,7 +151,7 @@ LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "lower case": ({"speculative_algorithm": "ddtree"}, DEFAULT),
     "a list of exponents": ({"speculative_ddtree_calibration": [1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]}, DEFAULT),
     "one exponent": ({"speculative_ddtree_calibration": 1.3}, DEFAULT),
-    "just room": ({"max_total_tokens": 129}, DEFAULT),
+    "just room": ({"max_total_tokens": 65}, DEFAULT),
     "a list alone": ({"speculative_ddtree_budgets": "4,40"}, [4, 40]),
     "a list alone, of little": ({"speculative_ddtree_budgets": "4,40", "max_total_tokens": 41}, [4, 40]),
     "auto": ({"speculative_ddtree_budget": "auto"}, DEFAULT),

@@ -283,9 +283,9 @@ def test_pool_without_room_for_one_step_is_refused() -> None:
     """The text names what is held, the pool and the ways out."""
     with pytest.raises(ValueError, match=r"holds \d+ KV slots.*holds 66 tokens.*budgets.*--mem-fraction-static"):
         longest_request(pool_of(66), 65)
-    auto = {"speculative_ddtree_budget": "auto", "speculative_num_draft_tokens": 129}
-    with pytest.raises(ValueError, match=r"holds 130 tokens\. Use --speculative-ddtree-budget 64 or less alone, lower"):
-        longest_request(pool_of(130, **auto), 129)
+    auto = {"speculative_ddtree_budget": "auto", "speculative_num_draft_tokens": 65}
+    with pytest.raises(ValueError, match=r"holds 66 tokens\. Use a small --speculative-ddtree-budget alone, lower"):
+        longest_request(pool_of(66, **auto), 65)
 
 
 def test_kv_indices_have_one_row_a_request() -> None:

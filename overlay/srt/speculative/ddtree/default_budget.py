@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The budget of an engine that was given none: `auto` where it can be served, else one fixed number.
 
-What `auto` needs beside a fixed budget, several lanes and room for the widest, is asked here, and the checks that
-refuse it ask the same functions: what is chosen when nothing is said is never refused when it is.
+What `auto` needs beside a fixed budget is several lanes: its widest default one is the fixed budget. The check that
+refuses them asks the same function: what is chosen when nothing is said is never refused for that when it is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sglang.srt.speculative.ddtree.backends import backends_of
-from sglang.srt.speculative.ddtree.budgets import AUTO, DEFAULT_BUDGET, default_budgets, is_auto
+from sglang.srt.speculative.ddtree.budgets import AUTO, DEFAULT_BUDGET, is_auto
 from sglang.srt.speculative.ddtree.hybrid import is_hybrid_config
 from sglang.srt.speculative.ddtree.model_facts import model_config
 from sglang.srt.speculative.ddtree.settings import reading, settle
@@ -57,7 +57,7 @@ def settle_budget(server_args: ServerArgs) -> None:
     found = reading(server_args)
     if found.speculative_ddtree_budget is not None:
         return
-    obstacle = why_not_auto(server_args) if found.speculative_ddtree_budgets is None else None
+    obstacle = why_one_lane(server_args) if found.speculative_ddtree_budgets is None else None
     if obstacle is None:
         settle(server_args, speculative_ddtree_budget=AUTO)
         return
@@ -70,12 +70,6 @@ def settle_budget(server_args: ServerArgs) -> None:
         obstacle.reason,
         f"for --speculative-ddtree-budget {AUTO} use {obstacle.remedy}" if obstacle.remedy else f"{AUTO} is refused",
     )
-
-
-def why_not_auto(server_args: ServerArgs) -> Obstacle | None:
-    """Why `auto` among its default budgets cannot be served; None where it can."""
-    widest = default_budgets(int(reading(server_args).speculative_dflash_block_size))[-1]
-    return why_one_lane(server_args) or why_too_wide(server_args, widest + 1)
 
 
 def why_one_lane(server_args: ServerArgs) -> Obstacle | None:

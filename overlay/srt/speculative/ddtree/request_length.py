@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 from sglang.srt.speculative.ddtree.args import verify_width
-from sglang.srt.speculative.ddtree.budgets import DEFAULT_BUDGET, is_auto
+from sglang.srt.speculative.ddtree.budgets import is_auto
 from sglang.srt.speculative.ddtree.gates import is_ddtree_on
 from sglang.srt.speculative.ddtree.held_slots import held_slots
 from sglang.srt.speculative.ddtree.published import spec
@@ -38,7 +38,7 @@ def longest_request(model_runner: Any, longest: int) -> int:
     held = held_slots(verify_width(spec()), page_size)
     fits = min(longest, pool // page_size * page_size - held)
     if fits <= SPARE_INPUT:
-        fixed = f"Use --speculative-ddtree-budget {DEFAULT_BUDGET} or less alone, lower"
+        fixed = "Use a small --speculative-ddtree-budget alone, lower"
         lower = fixed if is_auto(spec()) else "Lower --speculative-ddtree-budget or"
         raise ValueError(
             f"DDTREE holds {held} KV slots of a request for what its next step may write, but the pool holds {pool} "
