@@ -32,7 +32,6 @@ ROUNDING = 2.0**-8
 
 def main() -> int:
     """Compare, time, print."""
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--heads", type=int, default=32)

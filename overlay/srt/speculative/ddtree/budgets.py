@@ -19,8 +19,8 @@ AUTO = "auto"
 DEFAULT_BUDGET = 64
 
 #: What `auto` chooses among beside the chain's own width. Small ones pay where batches make the target compute-bound,
-#: and 0, which drafts nothing, where they make drafts a loss. Every request reserves KV for the widest, so it is no wider
-#: than a fixed budget would be: on an H200 128 was never the best, with one request within 5 % of it.
+#: and 0, which drafts nothing, where they make drafts a loss. Every request holds KV for the widest, so it is no wider
+#: than a fixed budget would be: on an H200 128 was never the best, and with one request within 5 % of it.
 _AUTO_BUDGETS = (0, 2, 4, 8, 32, DEFAULT_BUDGET)
 
 
