@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that were given no budget: `auto` where it can be served, else a fixed one, of which the log tells."""
+"""Engines that were given no budget serve `auto`; what they serve where it cannot be: `test_start_up`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CALLS = [call(), call(custom_params={"ddtree_budget": 4})]
 
 
 def queue(engines: Engines, sites: Sites) -> None:
-    """Plain decoding; and in each release nothing, a context shorter than the widest tree of `auto`, and a list."""
+    """Plain decoding; and in each release nothing, and a list."""
     engines.start("plain", sites[harness.RELEASE], harness.engine_args(None), [call()])
     for version in RELEASES:
         here = Release(engines, sites, version, ahead=version in harness.SECOND_WORKER)
@@ -35,7 +35,6 @@ def queue(engines: Engines, sites: Sites) -> None:
             "DDTREE", disable_overlap_schedule=version not in harness.SECOND_WORKER, max_total_tokens=4096
         )
         here.start(f"nothing {version}", args, CALLS)
-        here.start(f"short {version}", args | {"context_length": 100}, [call()])
         here.start(f"list {version}", args | {"speculative_ddtree_budgets": "4,16"}, CALLS)
 
 
@@ -63,16 +62,3 @@ def test_a_list_alone_is_what_auto_chooses_among(engines: Engines, version: str)
     info = found["server_info"]
     assert (info["speculative_ddtree_budget"], info["speculative_ddtree_budgets"]) == ("auto", [4, 16])
     assert info["ddtree_steps"]["4"] > 0 and TOLD not in found["log"]
-
-
-@pytest.mark.parametrize("version", RELEASES)
-def test_where_auto_does_not_fit_a_fixed_budget_is_served_and_told_of(engines: Engines, version: str) -> None:
-    """In one line of the log, which also says how to ask for either."""
-    found = engines[f"short {version}"]
-
-    assert found["calls"][0]["output_ids"] == engines["plain"]["calls"][0]["output_ids"]
-    info = found["server_info"]
-    assert (info["speculative_ddtree_budget"], info["speculative_ddtree_budgets"]) == (64, None)
-    assert found["calls"][0]["spec"][0]["spec_ddtree_budget"] == 64
-    (line,) = [line for line in found["log"].splitlines() if TOLD in line]
-    assert "using 64 instead of auto" in line and "the context length (100)" in line
