@@ -48,14 +48,17 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["--max-total-tokens (1024)", "--speculative-ddtree-budgets to 1023 or less"],
     ),
     "auto beyond the pool": (
-        {"speculative_ddtree_budget": "auto", "max_total_tokens": 100},
+        {"speculative_ddtree_budget": "auto", "max_total_tokens": 60},
         [
-            "--max-total-tokens (100)",
-            "--speculative-ddtree-budgets to 99 or less",
-            "--speculative-ddtree-budget 64 alone",
+            "--max-total-tokens (60)",
+            "--speculative-ddtree-budgets to 59 or less",
+            "--speculative-ddtree-budget 59 alone",
         ],
     ),
-    "no budget fits": ({"max_total_tokens": 50}, ["budget of 64", "--speculative-ddtree-budget to 49 or less"]),
+    "nothing given, a short context": (
+        {"context_length": 60},
+        ["budget of 64", "context length (60)", "--speculative-ddtree-budget 59 alone"],
+    ),
     "auto for a hybrid model": (
         {
             "model_path": "HYBRID",
