@@ -281,6 +281,11 @@ def test_rename_that_a_release_made_is_found_without_the_variant_that_answers_it
         ("0.5.17", "srt/sampling/sampling_batch_info.py", "is_all_greedy", "all_greedy"),
         ("0.5.23", "srt/arg_groups/fields/schedule.py", "max_running_requests", "max_requests"),
         ("0.5.23", "srt/model_executor/model_runner.py", "kv_index_translator", "kv_translator"),
+        # Of steps that draft nothing, by the mixins of the worker.
+        ("0.5.14", "srt/speculative/dflash_info_v2.py", "verified_id", "bonus"),
+        ("0.5.23", "srt/speculative/dflash_info_v2.py", "bonus_tokens", "bonus"),
+        ("0.5.23", "srt/speculative/dflash_worker_v2.py", "_validate_phase1_sampling_support", "_validate"),
+        ("0.5.23", "srt/model_executor/forward_batch_info.py", "compute_spec_mrope_positions", "compute_positions"),
     ],
 )
 def test_rename_in_a_published_release_is_found(version: str, path: str, old: str, new: str):

@@ -138,6 +138,17 @@ def test_names_follow_re_exports_and_stars():
     assert isinstance(symbols.module("sglang.elsewhere"), Unknown)
 
 
+def test_an_import_for_types_alone_hides_no_definition():
+    """`managers/utils.py` of SGLang imports its own class from whoever imports it there."""
+    source = (
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from sglang.user import A, B\nclass A:\n    pass\n"
+    )
+    symbols = Symbols({"srt/a.py": source.encode()}, frozenset())
+
+    assert isinstance(symbols.resolve("sglang.srt.a", "A"), Class)
+    assert isinstance(symbols.resolve("sglang.srt.a", "B"), Unknown)
+
+
 def test_conditional_definition_is_undecidable():
     """Of two definitions nobody knows which one runs."""
     assert isinstance(Symbols({"m.py": CLASSES.encode()}, frozenset()).resolve("sglang.m", "two"), Unknown)

@@ -33,11 +33,15 @@ def read_module(path: str, data: bytes) -> Module:
         SyntaxError: It is no Python.
     """
     module = Module(path, ast.parse(data))
+    typed = set(_for_types(module.tree.body))
     for node in _module_level(module.tree.body):
         for name in _names_bound(node):
             module.bindings.setdefault(name, []).append(node)
         if isinstance(node, ast.ImportFrom) and any(alias.name == "*" for alias in node.names):
             module.stars += [i.module for i in imports(node, path)] or [node.module or ""]
+    for name, nodes in module.bindings.items():
+        # Types may be imported from a module that takes them from here: that import never runs.
+        module.bindings[name] = [node for node in nodes if node not in typed] or nodes
     return module
 
 
@@ -76,6 +80,12 @@ def _module_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from _module_level(getattr(node, name, []))
         for handler in getattr(node, "handlers", []):
             yield from _module_level(handler.body)
+
+
+def _for_types(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for node in body:
+        if isinstance(node, ast.If) and dotted_tail(node.test) == "TYPE_CHECKING":
+            yield from _module_level(node.body)
 
 
 def _names_bound(node: ast.stmt) -> Iterator[str]:
