@@ -77,17 +77,17 @@ def draw_engine(draw: random.Random) -> dict[str, Any]:
 
 
 #: Budgets of an engine whose requests wish for different ones; the chain is the one of 7.
-LANES = "3,7,16"
+LANES = "0,3,7,16"
 
 
 def wishing(flow: Flow) -> Flow:
     """The same requests, each asking for a budget: one alone gets it; where they disagree the configured one holds."""
-    wishes = (3, "chain", None, 16)
+    wishes = (3, "chain", None, 16, 0)
     return [
         asked
-        if wishes[at % 4] is None
+        if wishes[at % 5] is None
         else asked
-        | {"sampling_params": asked["sampling_params"] | {"custom_params": {"ddtree_budget": wishes[at % 4]}}}
+        | {"sampling_params": asked["sampling_params"] | {"custom_params": {"ddtree_budget": wishes[at % 5]}}}
         for at, asked in enumerate(flow)
     ]
 
@@ -166,6 +166,13 @@ TIGHT_PENALISED = [
         * 2,
         strict=True,
     )
+]
+#: Steps that draft nothing, trees while somebody else is there, and steps that draft nothing again.
+NO_DRAFTS = {"custom_params": {"ddtree_budget": 0}}
+SWITCHING = [
+    request(LINE, 60, **NO_DRAFTS),
+    request(SHORT, 12) | {"after": [0, 10]},
+    request(BYTES[3], 16, repetition_penalty=1.8, **NO_DRAFTS) | {"after": [0, 40]},
 ]
 #: Of the releases beside those of the whole matrix.
 RELEASE_FLOWS = ("joining and leaving", "penalised among others", "stop strings inside a path")

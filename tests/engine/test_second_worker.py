@@ -6,7 +6,17 @@ from __future__ import annotations
 import pytest
 from tests.engine import harness
 from tests.engine.engines import Engines, Release, Sites
-from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, TIGHT_PENALISED, problems, wishing
+from tests.engine.scenarios import (
+    CALLS,
+    FLOWS,
+    LANES,
+    RELEASE_FLOWS,
+    SWITCHING,
+    TIGHT,
+    TIGHT_PENALISED,
+    problems,
+    wishing,
+)
 from tests.engine.test_decode import accept_length, outputs
 
 
@@ -36,7 +46,7 @@ def queue(engines: Engines, sites: Sites) -> None:
     """One release in all compositions, the others in some."""
     here = Release(engines, sites, harness.SECOND_RELEASE, ahead=True)
     flows = [{"flow": flow} for flow in FLOWS.values()]
-    here.plain("plain", [*CALLS, *map(harness.alone, [*FLOWS.values(), TIGHT]), LOGPROBS])
+    here.plain("plain", [*CALLS, *map(harness.alone, [*FLOWS.values(), SWITCHING, TIGHT]), LOGPROBS])
     here.plain("plain counted", [harness.alone(TIGHT_PENALISED)], max_total_tokens=4096)
     here.dflash("dflash", CALLS)
     for budget in BUDGETS:
@@ -51,9 +61,9 @@ def queue(engines: Engines, sites: Sites) -> None:
     here.ddtree("small pool", 24, CALLS, max_total_tokens=480)
     for version in OTHERS:
         other = Release(engines, sites, version, ahead=True)
-        calls = [*CALLS, *({"flow": wishing(FLOWS[name])} for name in RELEASE_FLOWS)]
+        calls = [*CALLS, *({"flow": wishing(FLOWS[name])} for name in RELEASE_FLOWS), {"flow": SWITCHING}]
         calls += [LOGPROBS] if has_logprobs(version) else []
-        other.ddtree(version, 7, calls, speculative_ddtree_budgets=LANES)
+        other.ddtree(version, 7, calls, traced=True, speculative_ddtree_budgets=LANES)
         if version == GRAMMAR_RELEASE:
             other.plain("plain constrained", [CONSTRAINED], grammar_backend="xgrammar")
             other.ddtree("constrained", 16, [CONSTRAINED], grammar_backend="xgrammar")
@@ -126,6 +136,18 @@ def test_every_release_equals_plain_decoding(engines: Engines, version: str) -> 
     for name, got in zip(RELEASE_FLOWS, flows, strict=True):
         plain = engines["plain"]["calls"][len(CALLS) + list(FLOWS).index(name)]
         assert problems(FLOWS[name], got, plain) == [], name
+
+
+@pytest.mark.parametrize("version", OTHERS)
+def test_every_release_drafts_nothing_for_a_while(engines: Engines, version: str) -> None:
+    """Before and after somebody for whom trees are verified, with results that are looked at a step late."""
+    at = len(CALLS) + len(RELEASE_FLOWS)
+    assert problems(SWITCHING, engines[version]["calls"][at], engines["plain"]["calls"][-3]) == []
+    rids = engines[version]["calls"][at]["rids"]
+    widths = [len(step["tokens"]) for step in engines.trace(version) if step["rid"] == rids[0]]
+    assert set(widths) == {1, 8}
+    assert widths[:10] == [1] * 10
+    assert widths[-1] == 1
 
 
 @pytest.mark.parametrize("version", [version for version in OTHERS if has_logprobs(version)])

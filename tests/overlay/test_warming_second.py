@@ -25,18 +25,17 @@ from tests.overlay.warming_standins import (
 from tests.support.variants import variant
 
 
-#: Every step of it drafts.
-DRAFTING = WIDTHS[1:]
-#: What the module of the worker imports, and a step of these tests does not come to.
+#: What the modules of the worker import, and a step of these tests does not come to.
 _UNUSED = {
     "draft_arguments": "draft_arguments",
     "draft_kv_graphs": "DraftKVGraphs capture_draft_kv",
     "draft_scope": "draft_scope",
-    "draft_state": "next_draft_input",
+    "draft_state": "bonus_of next_draft_input",
     "drafter_weights": "",
     "grammar": "node_grammar",
     "logprobs": "add_logprobs",
     "penalties": "root_penalties",
+    "plain_forward": "decode_batch",
     "reserved": "reserved_lens",
     "verify_input": "prepare_verify",
 }
@@ -55,10 +54,16 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
         if name == "drafter_weights":
             stand_in.DrafterWeights = type("DrafterWeights", (), {})  # type: ignore[attr-defined]
         monkeypatch.setitem(sys.modules, stand_in.__name__, stand_in)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda *_: None)
     monkeypatch.setattr(spec_utils, "commit_mamba_states_after_verify", lambda *_: None, raising=False)
+    judging, plain_steps = (variant("second", name) for name in ("judging", "plain_steps"))
+    for part in (judging, plain_steps):
+        monkeypatch.setitem(sys.modules, f"{PACKAGE}.{part.__name__}", part)
+    monkeypatch.setattr(judging, "GenerationBatchResult", SimpleNamespace)
+    monkeypatch.setattr(plain_steps, "bonus_of", lambda roots: roots)
+    monkeypatch.setattr(plain_steps, "prepare_plain", lambda *_: None)
     loaded = variant("second", "worker")
     monkeypatch.setattr(loaded, "reserved_lens", lambda _: (None, 300))
-    monkeypatch.setattr(loaded, "GenerationBatchResult", SimpleNamespace)
     monkeypatch.setattr(loaded, "committed_rows", lambda values, _: values)  # nothing was launched: no rows
     parts = variant("second", "warming_parts")
     for name in ("DRAFTS_GRAMMARS", "warm_commit"):
@@ -71,9 +76,10 @@ def worker_of(module: Any, *given: Any) -> Any:
 
     class Worker(UnsetWorker, module.DDTreeWorker):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
-            super().__init__(*given, widths=DRAFTING)
+            super().__init__(*given)
             self._pool, self._captured_head, self._draft_kv_graphs, self._is_first_rank = self.kv_pool, None, None, True
             self._append_target_hidden_to_draft_kv_by_loc = lambda **_: None
+            self._validate_phase1_sampling_support = lambda _: None
             table = torch.zeros((200, 300), dtype=torch.int32)
             self.model_runner.req_to_token_pool = SimpleNamespace(req_to_token=table)
 
@@ -98,7 +104,11 @@ def step(worker: Any, batch_size: int, *, has_grammar: bool) -> None:
         sampling_info=None,
         has_grammar=has_grammar,
         req_pool_indices=torch.arange(batch_size),
+        spec_info=lens,
     )
+    if worker._choosing.choose()[1] == warming.NONE:
+        worker._decode_plainly(batch)
+        return
     block = torch.zeros((batch_size, BLOCK), dtype=torch.int64)
     worker._verify_tree(
         batch,
@@ -119,18 +129,18 @@ def test_a_step_launches_nothing_that_start_up_did_not(
     variants: list[Variant] = note_launches(monkeypatch)
     publish(SimpleNamespace(speculative_ddtree_budget="auto"))
     worker = worker_of(module, 1, deterministic, calibration)
-    worker.choosing(DRAFTING[0], warming.TREE, DRAFTING[0])
+    worker.choosing(WIDTHS[1], warming.TREE, WIDTHS[1])
     warming.warm_up(worker)
     warm = set(variants)
     assert len(warm) < 100  # a start must not take minutes
 
     served: set[Variant] = set()
-    for width, shape, grown in warming.kinds_of(DRAFTING, BLOCK, grows=True):
+    for width, shape, grown in warming.kinds_of(WIDTHS, BLOCK, grows=True):
         worker.choosing(width, shape, grown)
         for batch_size in (1, 2, 33, 64, 65, 200):
             for has_grammar, penalised in ((False, False), (True, False), (False, True)):
                 only = torch.ones(batch_size, dtype=torch.bool) if penalised else None
-                monkeypatch.setattr(module, "roots_only", lambda *_, only=only: only)
+                monkeypatch.setattr(sys.modules[f"{PACKAGE}.judging"], "roots_only", lambda *_, only=only: only)
                 variants.clear()
                 step(worker, batch_size, has_grammar=has_grammar)
                 served |= set(variants)

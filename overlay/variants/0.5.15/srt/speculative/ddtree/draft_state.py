@@ -11,8 +11,11 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
-#: The draft state's attribute with the bonus tokens.
-BONUS = "bonus_tokens"
+
+def bonus_of(draft_input: DFlashDraftInputV2) -> torch.Tensor:
+    """The last emitted token of each request, int64 [bs]."""
+    found: torch.Tensor = draft_input.bonus_tokens
+    return found
 
 
 def next_draft_input(

@@ -12,8 +12,11 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
     from sglang.srt.speculative.dflash_worker_v2 import DFlashWorkerV2
 
-#: The draft state's attribute with the bonus tokens.
-BONUS = "verified_id"
+
+def bonus_of(draft_input: DFlashDraftInputV2) -> torch.Tensor:
+    """The last emitted token of each request, int64 [bs]."""
+    found: torch.Tensor = draft_input.verified_id
+    return found
 
 
 def next_draft_input(

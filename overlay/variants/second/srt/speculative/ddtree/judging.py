@@ -9,7 +9,7 @@ tensors of its own before that launch. Nothing in a step waits for the device.
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.managers.utils import GenerationBatchResult
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch
     from sglang.srt.speculative.ddtree.draft_head import Choices
     from sglang.srt.speculative.ddtree.tree import Tree
+    from sglang.srt.speculative.ddtree.worker import DDTreeWorker
     from sglang.srt.speculative.dflash_info_v2 import DFlashDraftInputV2
 
 
@@ -41,7 +42,7 @@ class Judging:
     """What the worker does with a tree, mixed into it."""
 
     def _judge(
-        self: Any,
+        self: DDTreeWorker,
         batch: ScheduleBatch,
         tree: Tree,
         prepare: Callable[[], ForwardBatch],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+from sglang.srt.speculative.ddtree.args import draft_width
 from sglang.srt.speculative.ddtree.plans import plan_fields
 from sglang.srt.speculative.ddtree.reserved import reserved_lens
 from sglang.srt.speculative.ddtree.tree import Tree
@@ -57,12 +58,13 @@ def prepare_verify(
         **plan_fields(target_worker, batch, lens, slots),
     )
     batch.out_cache_loc = slots.reshape(-1)
-    # The host's bound of each length, for what is planned on the host.
+    # The host's bound of each length, for what is planned on the host. Where its lengths lag (0.5.14) a step of another
+    # lane may be in flight, which commits a block at most.
     exact_lens, exact_total = batch.seq_lens_cpu, batch.seq_lens_sum
     if exact_lens is None:
         batch.seq_lens_cpu, batch.seq_lens_sum = lens, total
     else:
-        batch.seq_lens_cpu = exact_lens + width
+        batch.seq_lens_cpu = exact_lens + max(width, draft_width())
         batch.seq_lens_sum = int(batch.seq_lens_cpu.sum())
     verify_batch, _ = verify_input.prepare_for_verify(batch, target_worker)
     batch.seq_lens_cpu, batch.seq_lens_sum = exact_lens, exact_total
