@@ -12,7 +12,17 @@ from typing import Any
 import pytest
 from tests.engine import harness
 from tests.engine.engines import Engines, Release, Sites
-from tests.engine.scenarios import CALLS, FLOWS, LANES, RELEASE_FLOWS, TIGHT, TIGHT_PENALISED, problems, wishing
+from tests.engine.scenarios import (
+    CALLS,
+    FLOWS,
+    LANES,
+    RELEASE_FLOWS,
+    SWITCHING,
+    TIGHT,
+    TIGHT_PENALISED,
+    problems,
+    wishing,
+)
 
 
 BUDGETS = (1, 3, 7, 16, 63)
@@ -50,7 +60,7 @@ def queue(engines: Engines, sites: Sites) -> None:
     here.ddtree("chain-seed", chain, CALLS, traced=True, speculative_ddtree_chain_seed=True)
     here.ddtree("float16", 16, CALLS, dtype="float16")
     here.ddtree("tight", 24, [{"flow": TIGHT}], max_total_tokens=640, chunked_prefill_size=48)
-    here.plain("plain counted", [harness.alone(TIGHT_PENALISED)], max_total_tokens=4096)
+    here.plain("plain counted", [harness.alone(TIGHT_PENALISED), harness.alone(SWITCHING)], max_total_tokens=4096)
     here.ddtree("tight counted", 24, [{"flow": TIGHT_PENALISED}], max_total_tokens=340, chunked_prefill_size=48)
     for name, break_ in BREAKS.items():
         here.ddtree(f"broken-{name}", 16, CALLS, site=broken(here.site, engines.folder / f"site-{name}", *break_))
@@ -58,7 +68,7 @@ def queue(engines: Engines, sites: Sites) -> None:
         other = Release(engines, sites, version, ahead=False)
         if version == harness.FIRST_WORKER[-1]:  # it has another Triton backend
             other.ddtree("triton-newest", 7, BRIEF, environment=harness.TRITON)
-        calls = [*CALLS, *({"flow": wishing(FLOWS[name])} for name in RELEASE_FLOWS)]
+        calls = [*CALLS, *({"flow": wishing(FLOWS[name])} for name in RELEASE_FLOWS), {"flow": SWITCHING}]
         other.ddtree(version, 7, calls, speculative_ddtree_budgets=LANES)
 
 
@@ -158,8 +168,12 @@ def test_every_release_equals_plain_decoding(engines: Engines, version: str) -> 
     assert result["server_info"]["version"] == version
     assert outputs(result) == outputs(engines["plain"])
     assert accept_length(result) > 2
-    for name, got in zip(RELEASE_FLOWS, result["calls"][len(CALLS) :], strict=True):
+    *flows, switching = result["calls"][len(CALLS) :]
+    for name, got in zip(RELEASE_FLOWS, flows, strict=True):
         assert problems(FLOWS[name], got, plain_flow(engines, name)) == [], name
+    # Steps that draft nothing in a batch that others have just joined or left.
+    assert problems(SWITCHING, switching, engines["plain counted"]["calls"][1]) == []
+    assert result["server_info"]["ddtree_steps"]["none"] >= 20
 
 
 def test_dflash_still_equals_plain_decoding(engines: Engines) -> None:

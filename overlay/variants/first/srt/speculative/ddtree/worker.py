@@ -145,10 +145,10 @@ class DDTreeWorker(DFlashWorker):
             traced=self.tp_rank == 0,
         )
         verify_input.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
-        prefix = batch.seq_lens, batch.seq_lens_cpu, batch.seq_lens_sum
-        # In plain decoding the lengths count the token that goes in.
+        # In plain decoding the lengths count the token that goes in. A batch of 0.5.13 may have no sum of them yet.
+        prefix = batch.seq_lens, batch.seq_lens_cpu, sum(batch.seq_lens_cpu.tolist())
         batch.seq_lens, batch.seq_lens_cpu = batch.seq_lens + 1, batch.seq_lens_cpu + 1
-        batch.seq_lens_sum = sum(batch.seq_lens_cpu.tolist())
+        batch.seq_lens_sum = prefix[2] + len(batch.reqs)
         batch.spec_info, batch.return_hidden_states = None, False
         stages.mark(stages.VERIFY)
         output = plain_forward(self.target_worker, batch, CaptureHiddenMode.FULL, **kwargs)
