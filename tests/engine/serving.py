@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -88,6 +89,14 @@ class Serving:
         request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode(), headers)
         answer: dict[str, Any] = json.loads(urllib.request.urlopen(request, timeout=ANSWER_SECONDS).read())
         return answer
+
+    def is_idle(self) -> bool:
+        """Whether nothing runs, not even the step behind the one that ended a request: then its cache is empty now."""
+        flush = urllib.request.Request(f"{self.url}/flush_cache", method="POST")
+        try:
+            return bool(urllib.request.urlopen(flush, timeout=ANSWER_SECONDS).status == 200)
+        except urllib.error.HTTPError:
+            return False
 
     def kill(self) -> None:
         """End it, its scheduler and its detokenizer at once."""
