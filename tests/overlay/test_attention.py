@@ -1,192 +1,150 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention kernel of verify and draft steps against float64, and which steps are its."""
+"""Tree verify through SGLang's Triton kernels, interpreted: who sees whom, and the reference of the engine tests."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
+import reference_kernels
 import torch
-from sglang.srt.speculative.ddtree import tree_attention
-from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, splits_of
-from sglang.srt.speculative.ddtree.tree_attention import Step, TreeAttention, serves, use_tree_attention
+from sglang.srt.layers.attention.triton_ops.decode_attention import decode_attention_fwd
+from sglang.srt.layers.attention.triton_ops.extend_attention import (
+    build_unified_kv_indices,
+    extend_attention_fwd,
+    extend_attention_fwd_unified,
+)
+from sglang.srt.layers.utils.hash import murmur_hash32
+from sglang.srt.speculative.ddtree.tree import Tree, build_tree, ordered_topk
+from sglang.srt.speculative.ddtree.tree_mask import verify_mask
 
 
-def step(lens: list[int], width: int, heads: int, groups: int, size: int, *, masked: bool) -> dict[str, Any]:
-    """A step's arguments by the names of `attend_by_kernel`, of requests with so many committed tokens."""
-    torch.manual_seed(sum(lens) + width)
-    batch, slots = len(lens), sum(lens) + 7
-    q, out = (torch.randn(batch * width, heads, size) for _ in range(2))
-    k, v = (torch.randn(batch * width, groups, size) for _ in range(2))
-    k_buffer, v_buffer = (torch.randn(slots, groups, size) for _ in range(2))
-    indptr = torch.tensor([0, *lens]).cumsum(0).to(torch.int32)
-    mask, starts = None, None
-    if masked:
-        parts = []
-        for length in lens:
-            tail = torch.rand(width, width).tril(-1) > 0.5
-            tail.fill_diagonal_(True)
-            # What is said of committed tokens is not read: they are all seen.
-            parts.append(torch.cat([torch.rand(width, length) > 0.5, tail], dim=1).flatten())
-        mask = torch.cat(parts)
-        starts = torch.tensor([0, *(len(part) for part in parts)]).cumsum(0)
-    return {
-        "q": q, "k": k, "v": v, "out": out, "k_buffer": k_buffer, "v_buffer": v_buffer, "kv_indptr": indptr,
-        "kv_indices": torch.randperm(slots)[: sum(lens)], "mask": mask, "mask_indptr": starts,
-    }  # fmt: skip
+HEADS, KV_HEADS, DIM = 4, 2, 32
+PREFIXES = [7, 3]
 
 
-def reference(given: dict[str, Any], width: int, scale: float) -> torch.Tensor:
-    """The same in float64, request by request."""
-    found = torch.zeros_like(given["out"], dtype=torch.float64)
-    heads, groups = given["q"].shape[1], given["k"].shape[1]
-    for request in range(len(given["kv_indptr"]) - 1):
-        rows = slice(request * width, (request + 1) * width)
-        first, end = given["kv_indptr"][request : request + 2].tolist()
-        slots = given["kv_indices"][first:end]
-        keys, values = (
-            torch.cat([given[f"{name}_buffer"][slots], given[name][rows]]).double().repeat_interleave(
-                heads // groups, dim=1
-            )
-            for name in "kv"
+def tree_of_two(budget: int = 6) -> Tree:
+    """Two bushy trees."""
+    torch.manual_seed(3)
+    values, ids = ordered_topk(torch.log_softmax(torch.randn(2, 3, 9), -1), budget)
+    return build_tree(torch.tensor([9, 10]), values, ids, budget)
+
+
+class Verify:
+    """One tree verify of two requests with different prefixes."""
+
+    def __init__(self, tree: Tree) -> None:
+        torch.manual_seed(4)
+        self.width = tree.tokens.shape[1]
+        rows = 2 * self.width
+        self.queries = torch.randn(rows, HEADS, DIM)
+        self.keys, self.values = torch.randn(2, rows, KV_HEADS, DIM)
+        self.key_pool, self.value_pool = torch.randn(2, 32, KV_HEADS, DIM)
+        self.mask = verify_mask(tree, PREFIXES).to(torch.uint8)
+
+    def run(self, kernel: object) -> torch.Tensor:
+        """Output of every node, [2 * W, heads, dim]."""
+        width, out = self.width, torch.zeros_like(self.queries)
+        sizes = [width * (prefix + width) for prefix in PREFIXES]
+        kernel(
+            self.queries,
+            self.keys,
+            self.values,
+            out,
+            self.key_pool,
+            self.value_pool,
+            torch.tensor([0, width, 2 * width], dtype=torch.int32),
+            torch.tensor([0, *torch.tensor(PREFIXES).cumsum(0).tolist()], dtype=torch.int32),
+            torch.randperm(32, generator=torch.Generator().manual_seed(5))[: sum(PREFIXES)],
+            self.mask,
+            True,
+            torch.tensor([0, sizes[0], sum(sizes)], dtype=torch.int64),
+            width,
+            1.0,
+            1.0,
+            DIM**-0.5,
+        )
+        return out
+
+    def run_unified(self, kernel: object, join: object) -> torch.Tensor:
+        """The same through the kernel of `--enable-deterministic-inference`, for which new keys lie in the pool."""
+        width, out = self.width, torch.zeros_like(self.queries)
+        sizes = [width * (prefix + width) for prefix in PREFIXES]
+        keys, values = torch.cat([self.key_pool, self.keys]), torch.cat([self.value_pool, self.values])
+        bounds, slots, prefixes = join(
+            torch.tensor([0, *torch.tensor(PREFIXES).cumsum(0).tolist()], dtype=torch.int32),
+            torch.randperm(32, generator=torch.Generator().manual_seed(5))[: sum(PREFIXES)],
+            torch.tensor([0, width], dtype=torch.int32),
+            torch.full((2,), width, dtype=torch.int32),
+            torch.arange(32, 32 + 2 * width),
+            2,
+        )
+        kernel(
+            self.queries, out, keys, values, 1.0, 1.0,
+            torch.tensor([0, width, 2 * width], dtype=torch.int32), bounds, slots, prefixes.int(), width,
+            custom_mask=self.mask, mask_indptr=torch.tensor([0, sizes[0], sum(sizes)], dtype=torch.int64),
+            sm_scale=DIM**-0.5, is_causal=True,
         )  # fmt: skip
-        visible = torch.ones(width, len(keys), dtype=torch.bool)
-        if given["mask"] is not None:
-            start = int(given["mask_indptr"][request])
-            told = given["mask"][start : start + width * len(keys)].view(width, -1)
-            visible[:, end - first :] = told[:, end - first :]
-        scores = torch.einsum("whd,nhd->hwn", given["q"][rows].double(), keys) * scale
-        shares = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
-        found[rows] = torch.einsum("hwn,nhd->whd", shares, values)
-    return found
+        return out
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
-@pytest.mark.parametrize("masked", [True, False])
-@pytest.mark.parametrize(
-    "shape",
-    [
-        ([1], 1, 2, 2, 16),
-        ([70, 0, 131], 5, 6, 2, 32),
-        ([64, 200], 16, 8, 2, 16),
-        ([3], 33, 4, 1, 16),
-        ([129, 1], 40, 4, 1, 16),
-    ],
-)
-def test_the_kernel_gives_what_float64_gives(shape: tuple[Any, ...], masked: bool, splits: int) -> None:
-    """Odd lengths, none, and exact blocks; more rows than a program has; programs that get nothing.
-
-    A shape is the lengths, nodes, heads, groups, and the size of a head.
-    """
-    given, width = step(*shape, masked=masked), shape[1]
-    attend_by_kernel(**given, width=width, scale=0.3, splits=splits)
-    torch.testing.assert_close(given["out"].double(), reference(given, width, 0.3), atol=2e-5, rtol=1e-4)
+def test_reference_is_what_the_triton_kernel_computes() -> None:
+    """The engine tests run on the reference: both give the same outputs under a tree mask."""
+    verify = Verify(tree_of_two())
+    expected = verify.run(extend_attention_fwd)
+    torch.testing.assert_close(verify.run(reference_kernels.extend_attention_fwd), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_rows_of_a_program_hold_a_request_with_little_padding() -> None:
-    """Powers of two that Triton can multiply; more rows than a program has go to several."""
-    assert [block_rows(rows) for rows in (1, 16, 17, 64, 65, 260)] == [16, 16, 32, 64, 64, 64]
+def test_deterministic_kernel_honours_the_mask() -> None:
+    """`--enable-deterministic-inference` verifies with another kernel: it and its reference give the same outputs."""
+    verify = Verify(tree_of_two())
+    expected = verify.run(reference_kernels.extend_attention_fwd)
+    for kernel, join in (
+        (extend_attention_fwd_unified, build_unified_kv_indices),
+        (reference_kernels.extend_attention_fwd_unified, reference_kernels.build_unified_kv_indices),
+    ):
+        torch.testing.assert_close(verify.run_unified(kernel, join), expected, atol=1e-5, rtol=1e-5)
 
 
-def test_few_requests_share_their_tokens_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the device has two programs a processor; with many requests none are shared."""
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda _: type("Device", (), {"multi_processor_count": 132})
-    )
-    device = torch.device("cuda")
-    assert [splits_of(programs, device) for programs in (1, 8, 32, 132, 133, 1000)] == [32, 32, 8, 2, 1, 1]
+def test_reference_hashes_as_the_triton_kernel() -> None:
+    """Seeded draws of the engine tests are those of SGLang: seeds of more than 32 bits, negative ones too."""
+    seeds, positions = torch.tensor([0, 42, 2**40 + 7, -1]), torch.tensor([0, 1, 4095, 2**20])
+    columns = torch.arange(300)
+    expected = murmur_hash32(seeds.to(torch.uint64), positions, columns)
+    assert torch.equal(reference_kernels.murmur_hash32(seeds.to(torch.uint64), positions, columns), expected)
 
 
-class Recorded:
-    """SGLang's function, called or not."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-
-    def __call__(self, *_: Any, **__: Any) -> None:
-        self.calls += 1
-
-
-class OnDevice(torch.Tensor):
-    """A tensor of the CPU that says it lies on a GPU."""
-
-    is_cuda = True
+@pytest.mark.parametrize("kernel", [extend_attention_fwd, reference_kernels.extend_attention_fwd])
+def test_a_node_sees_its_ancestors_and_nobody_else(kernel: object) -> None:
+    """Another key and value at one node change exactly the nodes below it, and itself (SubSir ddtree_fix.py 2)."""
+    tree = tree_of_two()
+    before = Verify(tree).run(kernel)
+    for changed in range(tree.tokens.shape[1]):
+        verify = Verify(tree)
+        verify.keys[changed] += 3.0
+        verify.values[changed] -= 3.0
+        rows = (verify.run(kernel) != before).flatten(1).any(dim=1)
+        assert rows.tolist() == [*tree.ancestors[0, :, changed].tolist(), *[False] * verify.width]
 
 
-def arguments(**changed: Any) -> tuple[list[Any], dict[str, Any]]:
-    """What SGLang's backend passes for a verify step of two requests and three nodes, positional and by name."""
-    given = step([4, 9], 3, 4, 2, 16, masked=True)
-    tensors = {name: given[name].to(torch.bfloat16) for name in ("q", "k", "v", "out", "k_buffer", "v_buffer")}
-    named = tensors | {
-        "qo_indptr": torch.tensor([0, 3, 6]), "kv_indptr": given["kv_indptr"], "kv_indices": given["kv_indices"],
-        "mask": given["mask"], "is_causal": True, "mask_indptr": given["mask_indptr"], "width": 3,
-        "k_scale": 1.0, "v_scale": None, "sm_scale": 0.25,
-    }  # fmt: skip
-    further = {"logit_cap": 0.0, "sliding_window_size": -1, "sinks": None, "window_kv_offsets": None}
-    further |= {"xai_temperature_len": -1, "page_size": 16, "score_mod": None}
-    for name, value in changed.items():
-        (named if name in named else further)[name] = value
-    named["q"] = named["q"].as_subclass(OnDevice)
-    return list(named.values()), further
+def test_padding_gives_finite_numbers() -> None:
+    """A row that sees nobody would be NaN, and NaN spreads through a mixture of experts (sglang#29907)."""
+    tree = build_tree(torch.tensor([9, 10]), torch.zeros(2, 2, 1), torch.tensor([[[1], [2]]] * 2), 6)
+    assert (tree.parents[:, 3:] == -1).all()
+    assert Verify(tree).run(extend_attention_fwd).isfinite().all()
 
 
-def is_served(**changed: Any) -> bool:
-    """Whether the kernel takes a step with something changed."""
-    args, further = arguments(**changed)
-    step = Step.of(tuple(args), further)
-    assert step is not None
-    return serves(step)
-
-
-def test_a_verify_step_and_a_draft_block_are_served() -> None:
-    """Pages do not matter: slots are of tokens."""
-    assert is_served()
-    assert is_served(mask=None, mask_indptr=None, is_causal=False)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"mask": None, "mask_indptr": None},
-        {"width": 2},
-        {"qo_indptr": torch.tensor([0, 3, 5, 6])},
-        {"logit_cap": 30.0},
-        {"sliding_window_size": 128},
-        {"sinks": torch.zeros(4)},
-        {"xai_temperature_len": 64},
-        {"score_mod": abs},
-        {"skip_prefix_custom_mask": False},
-        {"something_new": 1},
-        {"k_scale": 0.5},
-        {"k_buffer": torch.zeros(20, 2, 16, dtype=torch.float8_e5m2)},
-        {"q": torch.zeros(6, 4, 24, dtype=torch.bfloat16)},
-        {"v": torch.zeros(6, 2, 32, dtype=torch.bfloat16)},
-    ],
-    ids=str,
-)
-def test_what_the_kernel_does_not_know_is_left_to_sglang(changed: dict[str, Any]) -> None:
-    """A prompt, a batch of several lengths, windows, sinks, caps, float8, other shapes, arguments to come."""
-    assert not is_served(**changed)
-    args, further = arguments(**changed)
-    extend = Recorded()
-    TreeAttention(extend)(*args, **further)
-    assert extend.calls == 1
-
-
-def test_a_backend_is_changed_once_and_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU of NVIDIA's nothing is changed either."""
-    extend = Recorded()
-    backend = type("Backend", (), {"extend_attention_fwd": extend})()
-    monkeypatch.setenv(tree_attention.VARIABLE, "1")
-    use_tree_attention(backend)
-    assert backend.extend_attention_fwd is extend
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.delenv(tree_attention.VARIABLE)
-    use_tree_attention(backend)
-    assert backend.extend_attention_fwd is extend
-
-    monkeypatch.setenv(tree_attention.VARIABLE, "1")
-    use_tree_attention(backend)
-    use_tree_attention(backend)
-    assert backend.extend_attention_fwd._extend is extend
+def test_reference_decodes_as_the_triton_kernel() -> None:
+    """Plain steps of the draft and of other algorithms: the same for one token a request."""
+    verify = Verify(tree_of_two())
+    outs = []
+    for kernel in (decode_attention_fwd, reference_kernels.decode_attention_fwd):
+        out = torch.zeros(2, HEADS, DIM)
+        splits = torch.ones(2, dtype=torch.int32)
+        logits, lse = torch.zeros(2, HEADS, 8, DIM), torch.zeros(2, HEADS, 8)
+        bounds = torch.tensor([0, 7, 10], dtype=torch.int32)
+        slots = torch.arange(10)
+        kernel(
+            verify.queries[:2], verify.key_pool, verify.value_pool, out, bounds, slots,
+            logits, lse, splits, 8, DIM**-0.5, 1.0, 1.0,
+        )  # fmt: skip
+        outs.append(out)
+    torch.testing.assert_close(outs[0], outs[1], atol=1e-5, rtol=1e-5)
