@@ -74,6 +74,13 @@ def test_rows_and_facts_of_a_json_become_tables(tmp_path: Path) -> None:
     assert '| {"median": {"DFLASH": 26}} |' in page
 
 
+def test_a_page_holds_no_record_of_every_step(tmp_path: Path) -> None:
+    """Thousands of rows, which the checks sum up; the JSON keeps them."""
+    facts = {"lanes": {"stepswidth 5: ": [{"batch": 1, "gaps": []}], "noise": {"bound": 0.25}}}
+    page = page_of(tmp_path, json.dumps({"about": {}, "parts": ["lanes"], "rows": [], "facts": facts}))
+    assert [line for line in page if line.startswith("## ")] == ["## lanes: noise"]
+
+
 def test_times_of_kernels_are_sorted(tmp_path: Path) -> None:
     """They are taken in another order, those that have a bound first."""
     rounds = [{"batch": batch, "budget": budget, "tree": 8.25} for budget in (64, 16) for batch in (1, 32)]
