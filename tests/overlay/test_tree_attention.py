@@ -9,7 +9,7 @@ import pytest
 import torch
 from sglang.srt.speculative.ddtree import tree_attention
 from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, splits_of
-from sglang.srt.speculative.ddtree.tree_attention import Step, TreeAttention, serves, use_tree_attention
+from sglang.srt.speculative.ddtree.tree_attention import Call, TreeAttention, serves, use_tree_attention
 
 
 def step(lens: list[int], width: int, heads: int, groups: int, size: int, *, masked: bool) -> dict[str, Any]:
@@ -133,9 +133,9 @@ def arguments(**changed: Any) -> tuple[list[Any], dict[str, Any]]:
 def is_served(**changed: Any) -> bool:
     """Whether the kernel takes a step with something changed."""
     args, further = arguments(**changed)
-    step = Step.of(tuple(args), further)
-    assert step is not None
-    return serves(step)
+    call = Call.of(tuple(args), further)
+    assert call is not None
+    return serves(call)
 
 
 def test_a_verify_step_and_a_draft_block_are_served() -> None:

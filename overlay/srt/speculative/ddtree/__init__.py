@@ -23,7 +23,7 @@
     start_up_times  what a step costs in every lane, by replays at a start
     report        log, metrics and `/server_info`
     plain_forward  the target's forward of a step that drafts nothing; `plain_step`: the first worker's, by the names of
-                  this release; `plain_steps`: the second worker's
+                  this release; `plain_steps`: the second worker's, `kept_states`: the hidden states of its graphs
     replica       which data-parallel replica a process serves, for the labels of metrics
     ready         the line in the log at the end of a start
     capturing     how graphs are captured behind SGLang's own: on their stream, without the user's hooks

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sglang.srt.speculative.ddtree.backends import TREE_ATTENTION_BACKENDS, check_backends
 from sglang.srt.speculative.ddtree.budgets import budget_list, budgets, parsed_budget
 from sglang.srt.speculative.ddtree.calibration_args import check_calibration
-from sglang.srt.speculative.ddtree.default_budget import fixed_instead, settle_budget, why_one_lane, why_too_wide
+from sglang.srt.speculative.ddtree.default_budget import fixed_instead, settle_budget, why_one_lane
 from sglang.srt.speculative.ddtree.features import check_features, warn_of_released_weights
 from sglang.srt.speculative.ddtree.given import checked_calibration, checked_cap, checked_switch
 from sglang.srt.speculative.ddtree.hybrid import check_hybrid, check_tracked_states, is_hybrid_config
@@ -226,10 +226,17 @@ def _check_states(server_args: ServerArgs) -> None:
 def _check_capacity(server_args: ServerArgs) -> None:
     """Budgets that no configuration of the pools could hold; `gates` checks against the real pools and free memory."""
     found = reading(server_args)
-    obstacle = why_too_wide(server_args, verify_width(found))
-    if obstacle is not None:
-        flag = "--speculative-ddtree-budgets" if len(budgets(found)) > 1 else "--speculative-ddtree-budget"
-        fixed = fixed_instead(found, obstacle.most)
-        raise ValueError(
-            f"DDTREE: {obstacle.reason}. Set {flag} to {obstacle.most} or less{fixed and f', or use {fixed}'}."
-        )
+    width = verify_width(found)
+    flag = "--speculative-ddtree-budgets" if len(budgets(found)) > 1 else "--speculative-ddtree-budget"
+    limits = (
+        ("--max-total-tokens", found.max_total_tokens),
+        ("the context length", model_config(server_args).context_len),
+    )
+    for name, limit in limits:
+        if limit is not None and width > int(limit):
+            most = int(limit) - 1
+            fixed = fixed_instead(found, most)
+            raise ValueError(
+                f"DDTREE: a budget of {width - 1} needs {width} tokens per request and step, more than {name} "
+                f"({limit}) holds. Set {flag} to {most} or less{fixed and f', or use {fixed}'}."
+            )

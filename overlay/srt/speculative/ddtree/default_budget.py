@@ -29,17 +29,15 @@ LANE_BACKENDS = ("triton",)
 
 @dataclass(frozen=True, slots=True)
 class Obstacle:
-    """What stands in the way of several lanes, or of a wide one.
+    """What stands in the way of several lanes.
 
     Args:
         reason: A clause.
         remedy: What takes it away; None where nothing does.
-        most: The largest budget that can be served.
     """
 
     reason: str
     remedy: str | None
-    most: int = DEFAULT_BUDGET
 
 
 #: Of a model with recurrent layers; `gates` finds them in the model, where its config does not tell.
@@ -84,23 +82,6 @@ def why_one_lane(server_args: ServerArgs) -> Obstacle | None:
         f"proven with {', '.join(LANE_BACKENDS)}",
         f"--attention-backend {LANE_BACKENDS[0]}",
     )
-
-
-def why_too_wide(server_args: ServerArgs, width: int) -> Obstacle | None:
-    """Why no configuration of the pools could hold a step of so many tokens; None where one may."""
-    limits = (
-        ("--max-total-tokens", reading(server_args).max_total_tokens),
-        ("the context length", model_config(server_args).context_len),
-    )
-    for name, limit in limits:
-        if limit is not None and width > int(limit):
-            most = int(limit) - 1
-            return Obstacle(
-                f"a budget of {width - 1} needs {width} tokens per request and step, more than {name} ({limit}) holds",
-                f"--speculative-ddtree-budgets of at most {most}",
-                most,
-            )
-    return None
 
 
 def narrower(server_args: Any, most: int) -> str:

@@ -37,7 +37,7 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
         help="DDTREE only. Draft nodes per tree, root not counted; the target verifies budget + 1 tokens a step. "
         f"{AUTO}: the engine measures what each budget gives and chooses one for each number of running requests. "
         f"Default: {AUTO}; {DEFAULT_BUDGET}, and a line of the log, where {AUTO} cannot be served (another attention "
-        "backend than triton, recurrent layers, too short a context or pool).",
+        "backend than triton, recurrent layers).",
     )
     parser.add_argument(
         "--speculative-ddtree-budgets",

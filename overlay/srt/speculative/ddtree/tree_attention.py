@@ -58,20 +58,20 @@ class TreeAttention:
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Attention of a batch; the output is written."""
-        step = Step.of(args, kwargs)
-        if step is None or not serves(step):
+        call = Call.of(args, kwargs)
+        if call is None or not serves(call):
             return self._extend(*args, **kwargs)
         from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel
 
-        scale = step.further.get("sm_scale")
+        scale = call.further.get("sm_scale")
         attend_by_kernel(
-            step.q, step.k, step.v, step.out, step.k_buffer, step.v_buffer, step.kv_indptr, step.kv_indices,
-            step.mask, step.mask_indptr, width=step.width, scale=step.q.shape[-1] ** -0.5 if scale is None else scale,
+            call.q, call.k, call.v, call.out, call.k_buffer, call.v_buffer, call.kv_indptr, call.kv_indices,
+            call.mask, call.mask_indptr, width=call.width, scale=call.q.shape[-1] ** -0.5 if scale is None else scale,
         )  # fmt: skip
         return None
 
 
-class Step(NamedTuple):
+class Call(NamedTuple):
     """The arguments of SGLang's function: those that it takes by their places, and the others by their names."""
 
     q: torch.Tensor
@@ -92,7 +92,7 @@ class Step(NamedTuple):
     further: dict[str, Any]
 
     @classmethod
-    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Step | None:
+    def of(cls, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """The arguments of a call; None where they stand otherwise than SGLang's backend passes them."""
         places = len(cls._fields) - 1
         if not places <= len(args) <= places + 1:
@@ -100,22 +100,22 @@ class Step(NamedTuple):
         return cls(*args[:places], further=kwargs | ({"sm_scale": args[places]} if len(args) > places else {}))
 
 
-def serves(step: Step) -> bool:
+def serves(call: Call) -> bool:
     """Whether a call is a step of as many rows for every request that we know all of.
 
     A tree has a mask, a drafter's block has none and is not causal; anything else is a prompt.
     """
-    if step.mask is None and step.is_causal:
+    if call.mask is None and call.is_causal:
         return False
-    for name, value in step.further.items():
+    for name, value in call.further.items():
         # Slots are of tokens, whatever the pages.
         if name not in ("sm_scale", "page_size") and not _is_one_of(value, _NEUTRAL.get(name, ())):
             return False
-    if step.mask is not None and (step.mask_indptr is None or step.mask.element_size() != 1):
+    if call.mask is not None and (call.mask_indptr is None or call.mask.element_size() != 1):
         return False
-    q, k, v, size = step.q, step.k, step.v, step.q.shape[-1]
-    tensors = (q, k, v, step.out, step.k_buffer, step.v_buffer)
-    batch = len(step.qo_indptr) - 1
+    q, k, v, size = call.q, call.k, call.v, call.q.shape[-1]
+    tensors = (q, k, v, call.out, call.k_buffer, call.v_buffer)
+    batch = len(call.qo_indptr) - 1
     return (
         q.is_cuda
         and q.dtype in (torch.bfloat16, torch.float16)
@@ -123,12 +123,12 @@ def serves(step: Step) -> bool:
         and size & (size - 1) == 0
         and 16 <= size <= 256
         and k.stride() == v.stride()
-        and k.shape[1] == step.k_buffer.shape[1] == step.v_buffer.shape[1]
+        and k.shape[1] == call.k_buffer.shape[1] == call.v_buffer.shape[1]
         and q.shape[1] % k.shape[1] == 0
-        and q.shape[0] == batch * step.width == k.shape[0]
-        and len(step.kv_indptr) == batch + 1
-        and step.k_scale in (None, 1.0)
-        and step.v_scale in (None, 1.0)
+        and q.shape[0] == batch * call.width == k.shape[0]
+        and len(call.kv_indptr) == batch + 1
+        and call.k_scale in (None, 1.0)
+        and call.v_scale in (None, 1.0)
     )
 
 

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
@@ -16,14 +14,3 @@ def decode_batch(batch: Any, model_runner: Any) -> ForwardBatch:
     return ForwardBatch.init_new(
         batch, model_runner, capture_hidden_mode=CaptureHiddenMode.FULL, return_hidden_states_before_norm=False
     )
-
-
-@contextmanager
-def with_hidden_states(model_runner: Any) -> Iterator[None]:
-    """Where graphs of plain decoding are captured: they keep the hidden states that the drafter reads."""
-    server_args = model_runner.server_args
-    kept, server_args.enable_return_hidden_states = server_args.enable_return_hidden_states, True
-    try:
-        yield
-    finally:
-        server_args.enable_return_hidden_states = kept

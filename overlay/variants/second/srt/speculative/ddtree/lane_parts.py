@@ -9,8 +9,8 @@ from typing import Any
 
 from sglang.srt.model_executor.runner import decode_cuda_graph_runner
 from sglang.srt.speculative.ddtree.capturing import on_stream, without_forward_hooks
+from sglang.srt.speculative.ddtree.kept_states import with_hidden_states
 from sglang.srt.speculative.ddtree.lane_width import only_width
-from sglang.srt.speculative.ddtree.plain_forward import with_hidden_states
 from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
 

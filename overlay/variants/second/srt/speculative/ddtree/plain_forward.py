@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch, ForwardMode
@@ -14,14 +12,3 @@ def decode_batch(batch: Any, model_runner: Any) -> ForwardBatch:
     """The batch as the target decodes it plainly, with all hidden states; `batch` holds what that reads."""
     batch.forward_mode, batch.capture_hidden_mode = ForwardMode.DECODE, CaptureHiddenMode.FULL
     return ForwardBatch.init_new(batch, model_runner)
-
-
-@contextmanager
-def with_hidden_states(model_runner: Any) -> Iterator[None]:
-    """Where graphs of plain decoding are captured: they keep the hidden states that the drafter reads."""
-    server_args = model_runner.server_args
-    kept, server_args.enable_return_hidden_states = server_args.enable_return_hidden_states, True
-    try:
-        yield
-    finally:
-        server_args.enable_return_hidden_states = kept

@@ -125,15 +125,14 @@ class DDTreeWorker(Judging, PlainSteps, DrafterWeights, DFlashWorkerV2):
 
     def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
         """A step as the DFLASH worker runs it."""
+        forward = super().forward_batch_generation
         if not self._choosing.begin(batch):
             stages.interrupt()
         else:
             stages.mark(stages.DRAFT, batch=len(batch.reqs))
             if self._choosing.choose().shape == NONE:
-                result = self._decode_plainly(batch, *args, **kwargs)
-                self._choosing.end()
-                return result
-        result = super().forward_batch_generation(batch, *args, **kwargs)
+                forward = self._decode_plainly
+        result = forward(batch, *args, **kwargs)
         self._choosing.end()
         return result
 
