@@ -170,7 +170,7 @@ TIGHT_PENALISED = [
 #: Steps that draft nothing, trees while somebody else is there, and steps that draft nothing again.
 NO_DRAFTS = {"custom_params": {"ddtree_budget": 0}}
 SWITCHING = [
-    request(LINE, 60, **NO_DRAFTS),
+    request(LINE, 160, **NO_DRAFTS),
     request(SHORT, 12) | {"after": [0, 10]},
     request(BYTES[3], 16, repetition_penalty=1.8, **NO_DRAFTS) | {"after": [0, 40]},
 ]
