@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.speculative.ddtree import tree_attention
-from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, splits_of
+from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, block_tokens, splits_of
 from sglang.srt.speculative.ddtree.tree_attention import Call, TreeAttention, serves, use_tree_attention
 
 
@@ -86,6 +86,14 @@ def test_the_kernel_gives_what_float64_gives(shape: tuple[Any, ...], masked: boo
 def test_rows_of_a_program_hold_a_request_with_little_padding() -> None:
     """Powers of two that Triton can multiply; more rows than a program has go to several."""
     assert [block_rows(rows) for rows in (1, 16, 17, 64, 65, 260)] == [16, 16, 32, 64, 64, 64]
+
+
+def test_a_program_reads_as_many_tokens_as_fit_into_shared_memory() -> None:
+    """By rows and size of a head, of an H200 (227 KB) and of a GPU for desktops (99 KB)."""
+    assert [block_tokens(rows, size, 232448) for rows, size in ((16, 64), (32, 128), (64, 128), (32, 256))] == [
+        64, 64, 32, 32,
+    ]  # fmt: skip
+    assert [block_tokens(rows, size, 101376) for rows, size in ((16, 64), (64, 128), (64, 256))] == [32, 32, 16]
 
 
 def test_few_requests_share_their_tokens_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,16 +185,15 @@ def test_a_backend_is_changed_once_and_only_where_it_is_asked_for(monkeypatch: p
     """Without a GPU of NVIDIA's nothing is changed either."""
     extend = Recorded()
     backend = type("Backend", (), {"extend_attention_fwd": extend})()
-    monkeypatch.setenv(tree_attention.VARIABLE, "1")
     use_tree_attention(backend)
     assert backend.extend_attention_fwd is extend
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.delenv(tree_attention.VARIABLE)
+    monkeypatch.setenv(tree_attention.VARIABLE, "0")
     use_tree_attention(backend)
     assert backend.extend_attention_fwd is extend
 
-    monkeypatch.setenv(tree_attention.VARIABLE, "1")
+    monkeypatch.delenv(tree_attention.VARIABLE)
     use_tree_attention(backend)
     use_tree_attention(backend)
     assert backend.extend_attention_fwd._extend is extend

@@ -4,7 +4,8 @@
 A tree has few rows, and the heads of a group read the same keys. So the rows of a program are all nodes of a request
 for all heads of one group, which read each key and value once; where requests are too few to fill the device, several
 programs share the committed tokens of one, and a second launch merges what they found by its log-sum-exp (as
-FlashDecoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html).
+FlashDecoding, https://crfm.stanford.edu/2023/10/12/flashdecoding.html). How many share is an argument like any other: a
+batch of another size must not wait for the compiler.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import triton
 import triton.language as tl
 
 
-#: Rows of a program at most, and committed tokens that it reads at once; halved for heads that would not fit into the
-#: shared memory of smaller GPUs.
-_BLOCK_M, _BLOCK_N = 64, 64
+#: Rows of a program at most.
+_BLOCK_M = 64
 #: Programs that share the committed tokens of a request, at most; the device is to have about so many per processor.
 _MOST_SPLITS, _PROGRAMS = 32, 2
 _LOG2E = 1.4426950408889634
@@ -36,14 +36,14 @@ def _attend(q, keys, values, visible, top, total, found, scale):
     return next_top, total, found
 
 
-@triton.jit(do_not_specialize=("width", "tiles"))
+@triton.jit(do_not_specialize=("width", "tiles", "splits"))
 def _tree_attention_kernel(
     q,  # [bs * W, heads, D]
     k,  # [bs * W, groups, D], of the nodes
     v,
     out,  # [bs * W, heads, D]
-    part,  # float32 [bs, groups, W * GROUP, SPLITS, D], or anything where SPLITS is 1
-    part_sums,  # float32 [bs, groups, W * GROUP, SPLITS]
+    part,  # float32 [bs, groups, W * GROUP, splits, D], or anything where nothing is split
+    part_sums,  # float32 [bs, groups, W * GROUP, splits]
     k_buffer,  # [slots, groups, D]
     v_buffer,
     kv_indptr,  # [bs + 1]
@@ -53,6 +53,7 @@ def _tree_attention_kernel(
     scale,
     width,
     tiles,
+    splits,
     Q_ROW: tl.constexpr,
     Q_HEAD: tl.constexpr,
     KV_ROW: tl.constexpr,
@@ -67,7 +68,6 @@ def _tree_attention_kernel(
     GROUP: tl.constexpr,
     D: tl.constexpr,
     HAS_MASK: tl.constexpr,
-    SPLITS: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_T: tl.constexpr,
@@ -87,7 +87,7 @@ def _tree_attention_kernel(
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     found = tl.zeros([BLOCK_M, D], dtype=tl.float32)
 
-    share = tl.cdiv(tl.cdiv(prefix, SPLITS), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(prefix, splits), BLOCK_N) * BLOCK_N
     end = tl.minimum(prefix, (split + 1) * share)
     for start in range(split * share, end, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
@@ -101,7 +101,7 @@ def _tree_attention_kernel(
         )
         top, total, found = _attend(queries, keys, values, is_token[None, :], top, total, found, scale)
 
-    if split == SPLITS - 1:  # the nodes themselves
+    if split == splits - 1:  # the nodes themselves
         if HAS_MASK:
             mask_row = tl.load(mask_indptr + request) + node.to(tl.int64) * (prefix + width) + prefix
         for start in range(0, width, BLOCK_T):
@@ -115,40 +115,41 @@ def _tree_attention_kernel(
                 visible &= tl.load(mask + mask_row[:, None] + other[None, :], mask=visible, other=0) != 0
             top, total, found = _attend(queries, keys, values, visible, top, total, found, scale)
 
-    if SPLITS == 1:
+    if splits == 1:
         found = found / tl.where(total == 0.0, 1.0, total)[:, None]
         place = row[:, None] * OUT_ROW + head[:, None] * OUT_HEAD + at[None, :]
         tl.store(out + place, found.to(out.dtype.element_ty), mask=is_node[:, None])
     else:
-        place = ((request * GROUPS + group) * width * GROUP + rows) * SPLITS + split
+        place = ((request * GROUPS + group) * width * GROUP + rows) * splits + split
         tl.store(part_sums + place, tl.where(total == 0.0, float("-inf"), top + tl.log2(total)), mask=is_node)
         has_any = is_node & (total > 0.0)
         found = found / tl.where(total == 0.0, 1.0, total)[:, None]
         tl.store(part + place[:, None] * D + at[None, :], found, mask=has_any[:, None])
 
 
-@triton.jit(do_not_specialize=("width",))
+@triton.jit(do_not_specialize=("width", "splits"))
 def _merge_kernel(
     out,
     part,
     part_sums,
     width,
+    splits,
     OUT_ROW: tl.constexpr,
     OUT_HEAD: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
-    SPLITS: tl.constexpr,
+    MOST: tl.constexpr,
 ):
     """One program a node and head: the parts of its splits, weighed by their sums."""
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     request, node = row // width, row % width
-    first = ((request * GROUPS + head // GROUP) * width * GROUP + node * GROUP + head % GROUP) * SPLITS
-    splits, at = tl.arange(0, SPLITS), tl.arange(0, D)
-    sums = tl.load(part_sums + first + splits)
+    first = ((request * GROUPS + head // GROUP) * width * GROUP + node * GROUP + head % GROUP) * splits
+    split, at = tl.arange(0, MOST), tl.arange(0, D)
+    sums = tl.load(part_sums + first + split, mask=split < splits, other=float("-inf"))
     weights = tl.exp2(sums - tl.max(sums, axis=0))
     has_any = sums > float("-inf")
-    found = tl.load(part + (first + splits)[:, None] * D + at[None, :], mask=has_any[:, None], other=0.0)
+    found = tl.load(part + (first + split)[:, None] * D + at[None, :], mask=has_any[:, None], other=0.0)
     merged = tl.sum(found * weights[:, None], axis=0) / tl.sum(weights, axis=0)
     tl.store(out + row * OUT_ROW + head * OUT_HEAD + at, merged.to(out.dtype.element_ty))
 
@@ -193,27 +194,49 @@ def attend_by_kernel(
     shared = (batch, groups, width * group, splits)
     part = torch.empty((*shared, size) if splits > 1 else 1, dtype=torch.float32, device=q.device)
     sums = torch.empty(shared if splits > 1 else 1, dtype=torch.float32, device=q.device)
-    tokens = _BLOCK_N if size <= 128 else _BLOCK_N // 2
+    tokens = block_tokens(block, size, shared_bytes(q.device))
     _tree_attention_kernel[(batch, groups, tiles * splits)](
         q, k, v, out, part, sums, k_buffer, v_buffer, kv_indptr, kv_indices,
         q if mask is None else mask.view(torch.uint8), kv_indptr if mask_indptr is None else mask_indptr,
-        scale * _LOG2E, width, tiles,
+        scale * _LOG2E, width, tiles, splits,
         Q_ROW=q.stride(0), Q_HEAD=q.stride(1), KV_ROW=k.stride(0), KV_HEAD=k.stride(1),
         OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), K_SLOT=k_buffer.stride(0), K_HEAD=k_buffer.stride(1),
         V_SLOT=v_buffer.stride(0), V_HEAD=v_buffer.stride(1), GROUPS=groups, GROUP=group, D=size,
-        HAS_MASK=mask is not None, SPLITS=splits, BLOCK_M=block, BLOCK_N=tokens,
-        BLOCK_T=min(tokens, max(16, triton.next_power_of_2(width))), num_warps=4, num_stages=2,
+        HAS_MASK=mask is not None, BLOCK_M=block, BLOCK_N=tokens,
+        BLOCK_T=min(tokens, max(16, triton.next_power_of_2(width))), num_warps=4, num_stages=3,
     )  # fmt: skip
     if splits > 1:
         _merge_kernel[(rows, heads)](
-            out, part, sums, width, OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), GROUPS=groups, GROUP=group, D=size,
-            SPLITS=splits, num_warps=4,
+            out, part, sums, width, splits, OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), GROUPS=groups, GROUP=group,
+            D=size, MOST=_MOST_SPLITS, num_warps=4,
         )  # fmt: skip
 
 
 def block_rows(rows: int) -> int:
     """Rows of a program, for so many of a request and group: a power of two from 16 to 64."""
     return min(_BLOCK_M, max(16, triton.next_power_of_2(rows)))
+
+
+def block_tokens(rows: int, size: int, shared: int) -> int:
+    """Committed tokens that a program reads at once, a power of two.
+
+    Programs of few rows do better with 64 (measured on an H200); three such blocks of keys and values need more shared
+    memory than GPUs for desktops have.
+
+    Args:
+        rows: Of the program.
+        size: D.
+        shared: Bytes of shared memory that a program may have.
+    """
+    tokens = 64 if rows < _BLOCK_M and shared >= 4 * 2 * 64 * 128 * 2 else 32
+    return tokens if size <= 128 else tokens // 2
+
+
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that a program may have; all that it wants where there is no GPU."""
+    if device.type != "cuda":
+        return 1 << 20
+    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 def splits_of(programs: int, device: torch.device) -> int:

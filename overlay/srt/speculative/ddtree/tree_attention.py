@@ -6,18 +6,21 @@ which a chain of 16 tokens fills an eighth, and every head reads its group's key
 Whatever it does not know (windows, sinks, caps, float8, other shapes) goes on to SGLang's.
 
 On an H200 it gives what float64 gives, as nearly as SGLang's, and takes a half to a twentieth of the time
-(`benchmarks/attention_times.py`). No engine has decoded with it on a GPU yet: it is off unless it is asked for.
+(`benchmarks/attention_times.py`).
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any, NamedTuple
 
 import torch
 
 
-#: Set to 1: steps of trees and blocks by the overlay's kernel.
+logger = logging.getLogger(__name__)
+
+#: Set to 0: steps of trees and blocks by SGLang's kernel.
 VARIABLE = "SGLANG_DDTREE_ATTENTION"
 #: Further arguments of SGLang's function, by what they are where nothing is asked for.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -38,8 +41,8 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 
 def use_tree_attention(backend: Any) -> None:
-    """Let a Triton attention backend verify and draft by the overlay's kernel, where that is asked for."""
-    if not torch.cuda.is_available() or torch.version.hip or os.environ.get(VARIABLE) != "1":
+    """Let a Triton attention backend verify and draft by the overlay's kernel, unless that is turned off."""
+    if not torch.cuda.is_available() or torch.version.hip or os.environ.get(VARIABLE) == "0":
         return
     if not isinstance(backend.extend_attention_fwd, TreeAttention):
         backend.extend_attention_fwd = TreeAttention(backend.extend_attention_fwd)
@@ -54,6 +57,7 @@ class TreeAttention:
 
     def __init__(self, extend: Any) -> None:
         self._extend = extend
+        self._has_told = False
 
     @torch.compiler.disable
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -61,6 +65,9 @@ class TreeAttention:
         call = Call.of(args, kwargs)
         if call is None or not serves(call):
             return self._extend(*args, **kwargs)
+        if not self._has_told and call.mask is not None:
+            self._has_told = True
+            logger.info("DDTREE: steps of %d tokens a request attend by the overlay's kernel.", call.width)
         from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel
 
         scale = call.further.get("sm_scale")
