@@ -88,14 +88,6 @@ def test_rows_of_a_program_hold_a_request_with_little_padding() -> None:
     assert [block_rows(rows) for rows in (1, 16, 17, 64, 65, 260)] == [16, 16, 32, 64, 64, 64]
 
 
-def test_a_program_reads_as_many_tokens_as_fit_into_shared_memory() -> None:
-    """By rows and size of a head, of an H200 (227 KB) and of a GPU for desktops (99 KB)."""
-    assert [block_tokens(rows, size, 232448) for rows, size in ((16, 64), (32, 128), (64, 128), (32, 256))] == [
-        64, 64, 32, 32,
-    ]  # fmt: skip
-    assert [block_tokens(rows, size, 101376) for rows, size in ((16, 64), (64, 128), (64, 256))] == [32, 32, 16]
-
-
 def test_few_requests_share_their_tokens_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the device has two programs a processor; with many requests none are shared."""
     monkeypatch.setattr(

@@ -115,16 +115,15 @@ def _tree_attention_kernel(
                 visible &= tl.load(mask + mask_row[:, None] + other[None, :], mask=visible, other=0) != 0
             top, total, found = _attend(queries, keys, values, visible, top, total, found, scale)
 
+    found = found / tl.where(total == 0.0, 1.0, total)[:, None]
     if splits == 1:
-        found = found / tl.where(total == 0.0, 1.0, total)[:, None]
-        place = row[:, None] * OUT_ROW + head[:, None] * OUT_HEAD + at[None, :]
-        tl.store(out + place, found.to(out.dtype.element_ty), mask=is_node[:, None])
+        written = row[:, None] * OUT_ROW + head[:, None] * OUT_HEAD + at[None, :]
+        tl.store(out + written, found.to(out.dtype.element_ty), mask=is_node[:, None])
     else:
-        place = ((request * GROUPS + group) * width * GROUP + rows) * splits + split
-        tl.store(part_sums + place, tl.where(total == 0.0, float("-inf"), top + tl.log2(total)), mask=is_node)
+        part_row = ((request * GROUPS + group) * width * GROUP + rows) * splits + split
+        tl.store(part_sums + part_row, tl.where(total == 0.0, float("-inf"), top + tl.log2(total)), mask=is_node)
         has_any = is_node & (total > 0.0)
-        found = found / tl.where(total == 0.0, 1.0, total)[:, None]
-        tl.store(part + place[:, None] * D + at[None, :], found, mask=has_any[:, None])
+        tl.store(part + part_row[:, None] * D + at[None, :], found, mask=has_any[:, None])
 
 
 @triton.jit(do_not_specialize=("width", "splits"))
@@ -194,7 +193,7 @@ def attend_by_kernel(
     shared = (batch, groups, width * group, splits)
     part = torch.empty((*shared, size) if splits > 1 else 1, dtype=torch.float32, device=q.device)
     sums = torch.empty(shared if splits > 1 else 1, dtype=torch.float32, device=q.device)
-    tokens = block_tokens(block, size, shared_bytes(q.device))
+    tokens = block_tokens(block, size)
     _tree_attention_kernel[(batch, groups, tiles * splits)](
         q, k, v, out, part, sums, k_buffer, v_buffer, kv_indptr, kv_indices,
         q if mask is None else mask.view(torch.uint8), kv_indptr if mask_indptr is None else mask_indptr,
@@ -217,26 +216,14 @@ def block_rows(rows: int) -> int:
     return min(_BLOCK_M, max(16, triton.next_power_of_2(rows)))
 
 
-def block_tokens(rows: int, size: int, shared: int) -> int:
-    """Committed tokens that a program reads at once, a power of two.
+def block_tokens(rows: int, size: int) -> int:
+    """Committed tokens that a program of so many rows reads at once, for heads of that size.
 
-    Programs of few rows do better with 64 (measured on an H200); three such blocks of keys and values need more shared
-    memory than GPUs for desktops have.
-
-    Args:
-        rows: Of the program.
-        size: D.
-        shared: Bytes of shared memory that a program may have.
+    Measured on an H200: programs of many rows do better with fewer. Heads of more than 128 get half, so that blocks fit
+    into the shared memory of smaller GPUs.
     """
-    tokens = 64 if rows < _BLOCK_M and shared >= 4 * 2 * 64 * 128 * 2 else 32
+    tokens = 32 if rows >= _BLOCK_M else 64
     return tokens if size <= 128 else tokens // 2
-
-
-def shared_bytes(device: torch.device) -> int:
-    """Shared memory that a program may have; all that it wants where there is no GPU."""
-    if device.type != "cuda":
-        return 1 << 20
-    return int(getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0))
 
 
 def splits_of(programs: int, device: torch.device) -> int:
