@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sglang.srt.speculative.ddtree import tree_attention
-from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, block_tokens, splits_of
+from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, splits_of
 from sglang.srt.speculative.ddtree.tree_attention import Call, TreeAttention, serves, use_tree_attention
 
 
