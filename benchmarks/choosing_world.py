@@ -36,7 +36,7 @@ BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)
 #: Nodes of a step that lanes have graphs for: `lane_sizes`.
 NODES = 2080
 RESULTS = Path(__file__).resolve().parent / "results"
-MEASURED, OVERLAPPED = RESULTS / "0.5.11-8b.json", RESULTS / "0.5.17-8b.json"
+MEASURED, OVERLAPPED = RESULTS / "0.5.11-8b-sglang-attention.json", RESULTS / "0.5.17-8b-sglang-attention.json"
 
 #: Milliseconds of a step, by batch size and choice.
 Cost = Callable[[int, Choice], float]
