@@ -7,8 +7,8 @@
 The real chooser and observer run in a made-up server (`choosing_world.py`), on made-up texts (`choosing_texts.py`).
 Every number is tokens per second as a part of what the best single choice for that text and concurrency would have got,
 known in hindsight: of the first 300 steps of a server, of its first 1000, and of 1000 after those. Times of graphs, and
-what a step takes beside them, are those of `results/0.5.11-8b-sglang-attention.json`, of `crowded` those of `0.5.17-…`; how they
-scatter and what is accepted is invented.
+what a step takes beside them, are those of `results/0.5.11-8b-sglang-attention.json`, of `crowded` those of its 0.5.17
+sister; how they scatter and what is accepted is invented.
 
     host      the first generation's host beside the graphs of an 8B model on an H200
     noisy     the same with steps that scatter by 10 %, drift as far, and three outliers in a hundred
