@@ -13,6 +13,7 @@ DFLASH and with DDTREE; they start together on one GPU, have CUDA graphs and the
 a time, on the same cores (`decode_pinning.py`). Budgets are asked for by request (`custom_params["ddtree_budget"]`)
 from one engine that captured them all. What is measured and how: `decode_figures.DEFINITIONS`, which every result
 holds. Which arms a round holds when --limit does not allow all: `decode_plan.py`; --plan prints it and starts nothing.
+What time is left behind the rounds of all arms goes to those that may be the best (`decode_contenders.py`).
 
 FILE is written as the run goes on: a run that is cut keeps what it has. Engines' logs lie beside it, in FILE's name
 with -logs. An engine that fails or hangs is given up; the others are measured. Plots: `plots.py`; the tables again:
@@ -39,13 +40,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import decode_pinning
 import decode_report
-from decode_arms import Bench, engine_arguments, too_large
+from decode_arms import ARM_NAMES, Bench, engine_arguments, too_large, words
+from decode_contenders import contend
 from decode_engines import EngineEndedError, Started
 from decode_padding import compare_texts
 from decode_plan import sketch
 from decode_rounds import alive, cells_of, rounds, settle, warm_up
 from decode_run import Run
 from decode_site import Padding, compile_site, machine, patched
+from decode_verdicts import of_all
 
 
 def main() -> int:
@@ -76,7 +79,7 @@ def status(run: Run, failure: str) -> int:
     if failure or run.result["failed"]:
         return 1
     main = [row for row in run.result["figures"]["cells"] if run.plan.is_main(row["arm"])]
-    return 3 if not main or any(row["tok_s"]["n"] < run.options.rounds for row in main) else 0
+    return 3 if not main or any(of_all(row, run.options.rounds) < run.options.rounds for row in main) else 0
 
 
 def parse() -> argparse.Namespace:
@@ -89,7 +92,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--concurrency", default="1,2,4,8,16,32,48")
     parser.add_argument("--budgets", default="", help="of the engine that chooses; default: its own")
     parser.add_argument("--more", default="16,128,256", help="budgets of a further engine, up to concurrency 8")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--arms", default="", help="only these: plain, DFLASH, auto, chain, block, or budgets")
+    parser.add_argument("--rounds", type=int, default=5, help="of all arms")
+    parser.add_argument(
+        "--contenders", type=int, default=10, help="rounds behind them at most, of what may be the best"
+    )
     parser.add_argument("--tokens", type=int, default=48, help="that a request has to get")
     parser.add_argument("--prompt-tokens", type=int, default=192)
     parser.add_argument("--singles", type=int, default=4, help="prompts one after the other at concurrency 1")
@@ -123,6 +130,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--patched", action="store_true", help="the site is patched already; leave it so")
     parser.add_argument("--cpu", action="store_true", help="try the script out on the CPU engine of the tests")
     options = parser.parse_args()
+    for name in words(options.arms):
+        if name not in ARM_NAMES and not name.isdecimal():
+            parser.error(f"--arms: {name} is neither a number nor one of {', '.join(ARM_NAMES)}")
     options.logs = options.logs or options.out.with_name(f"{options.out.stem}-logs")
     return options
 
@@ -231,7 +241,7 @@ def pin(run: Run, started: Started) -> None:
 
 
 def measure(run: Run, started: Started, arms: list[Any], block: int) -> None:
-    """Texts of the padded pair, warm-up, rounds with stages."""
+    """Texts of the padded pair, warm-up, rounds of all arms with stages, rounds of contenders."""
     if "unpadded" in started.engines:
         try:
             run.result["padding"]["texts"] = compare_texts(started, run.prompts, small=run.options.cpu)
@@ -246,6 +256,7 @@ def measure(run: Run, started: Started, arms: list[Any], block: int) -> None:
     settle(run, started, arms)
     run.phase("warmed up")
     rounds(run, started, arms, block)
+    contend(run, started, arms, block)
     run.phase("rounds measured")
 
 

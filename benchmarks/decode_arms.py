@@ -18,6 +18,8 @@ FIRST_PORT = 20500 + os.getpid() % 110 * 100
 FURTHER = 4
 #: The largest concurrency of the budgets of --more.
 FEW = 8
+#: What --arms may name beside budgets; `block` is the budget with as many nodes as DFLASH's chain has.
+ARM_NAMES = ("plain", "DFLASH", "auto", "chain", "block")
 #: Left out in this order when the GPU does not hold all engines.
 DISPENSABLE = ("ddtree-more", "unpadded", "uncalibrated")
 #: Bytes beside weights and KV: context, graphs, logits; as an H200 showed with a vocabulary of 152 k.
@@ -73,13 +75,23 @@ class Bench:
         if options.without_calibration:
             self._add("DDTREE auto, uncalibrated", "uncalibrated", lanes | {"speculative_ddtree_calibration": "off"})
         sizes = [size for size in concurrencies(options) if size <= FEW]
-        if (more := numbers(options.more)) and sizes:
+        more = [budget for budget in numbers(options.more) if self.wanted(Arm("", "", budget))]
+        if more and sizes:
             widest = {"speculative_ddtree_budget": max(more), "speculative_ddtree_budgets": more}
             self.engines["ddtree-more"] = engine_arguments(options, pair, sizes) | trees | fitted | widest
 
-    def _add(self, arm: str, engine: str, extra: dict[str, Any] | None = None) -> None:
-        self.engines[engine] = engine_arguments(self.options, self.pair, concurrencies(self.options)) | (extra or {})
-        self.arms.append(Arm(arm, engine))
+    def _add(self, name: str, engine: str, extra: dict[str, Any] | None = None) -> None:
+        arm, trees = Arm(name, engine), bool(extra) and extra["speculative_algorithm"] == "DDTREE"
+        if trees or self.wanted(arm):
+            given = engine_arguments(self.options, self.pair, concurrencies(self.options))
+            self.engines[engine] = given | (extra or {})
+        self.arms += [arm] if self.wanted(arm) else []
+
+    def wanted(self, arm: Arm) -> bool:
+        """Whether --arms names it; an engine of trees has arms of its own beside the one that it is added with."""
+        named = words(self.options.arms)
+        kind = arm.name.removeprefix("DDTREE ").removesuffix(", uncalibrated") if arm.budget is None else arm.budget
+        return not named or str(kind) in named or (kind == self.block - 1 and "block" in named)
 
     def add_budgets(self, listed: dict[str, Any]) -> None:
         """An arm for every budget that an engine says it has captured (`listed`, by engine), and the chain."""
@@ -91,7 +103,8 @@ class Bench:
             if name == "uncalibrated":
                 found = [budget for budget in found if budget in (self.block - 1, 64)]
             end = ", uncalibrated" if name == "uncalibrated" else ""
-            self.arms += [Arm(f"DDTREE {budget}{end}", name, budget) for budget in (*others, *found)]
+            arms = [Arm(f"DDTREE {budget}{end}", name, budget) for budget in (*others, *found)]
+            self.arms += [arm for arm in arms if self.wanted(arm)]
 
     def expected(self) -> dict[str, Any]:
         """The budgets that the engines will have captured, for a plan before any of them runs."""
@@ -177,9 +190,14 @@ def engine_arguments(options: argparse.Namespace, pair: Path, sizes: list[int]) 
     return shared | graphs | room
 
 
+def words(text: str) -> list[str]:
+    """What stands between commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def numbers(text: str) -> list[int]:
     """Numbers with commas between them."""
-    return [int(part) for part in text.split(",") if part.strip()]
+    return [int(word) for word in words(text)]
 
 
 def concurrencies(options: argparse.Namespace) -> list[int]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -28,7 +29,14 @@ DEFINITIONS = {
     "concurrencies the next prompt) in the opposite order; rounds use different prompts. median, min and max are over "
     "rounds; pooled is over the tokens and times of all rounds together.",
     "to_dflash": "tok_s over DFLASH's of the same rounds, which decode the same prompts.",
-    "to_best": "tok_s over the best other arm's, pooled over the rounds that both ran.",
+    "contenders": "Rounds behind those of all arms hold only what may be the best at a concurrency: DFLASH, auto, and "
+    "other arms near the best of them (and chains, beside a control), by what was measured before each of them.",
+    "to_best": "tok_s over the best other arm's, pooled over the rounds that both ran. The best is the one that this "
+    "is least for, so chance makes the figure too small, the more so the more arms are near each other.",
+    "error": "Of a ratio: the standard error of the mean, over rounds, of the logarithm of the ratio in a round, times "
+    "the ratio (to_best 0.95, to_best_error 0.03: 0.95 +- 0.03). It holds what prompts and moments differ by. It does "
+    "not hold what processes differ by as long as they run, nor the choice of the best. `median` is that of the "
+    "ratios of the rounds: far from the pooled one where one round decides.",
     "calibration": "An arm over the same one in an engine without calibration; `processes` is the same for chains, on "
     "which calibration has no influence, and `alike` is tok_s over that.",
     "limit": "What the verify's width alone leaves of DFLASH's step rate: step(DFLASH) / (step(DFLASH) + verify(W) - "
@@ -122,6 +130,17 @@ def pooled(rounds: Rounds, numbers: Iterable[int]) -> dict[str, float]:
     return found
 
 
+def by_round(figure: str, mine: Rounds, other: Rounds) -> dict[int, float]:
+    """The logarithm of a figure's ratio in each round that both arms ran."""
+    return {number: math.log(mine[number][figure] / other[number][figure]) for number in mine.keys() & other.keys()}
+
+
+def error(value: float | None, logarithms: Iterable[float]) -> float | None:
+    """The standard error of a ratio (`DEFINITIONS`); None where one round says nothing about it."""
+    found = list(logarithms)
+    return value * statistics.stdev(found) / math.sqrt(len(found)) if value and len(found) > 1 else None
+
+
 def ratio(figure: str, mine: Rounds, other: Rounds) -> float | None:
     """Of a figure, over the rounds that both arms ran."""
     both = sorted(mine.keys() & other.keys())
@@ -134,7 +153,7 @@ def cells(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for (concurrency, arm), rounds in found.items():
         control = found.get((concurrency, "DFLASH"), {})
         both = [number for number in rounds if number in control]
-        row: dict[str, Any] = {"concurrency": concurrency, "arm": arm}
+        row: dict[str, Any] = {"concurrency": concurrency, "arm": arm, "rounds": sorted(rounds)}
         whole = pooled(rounds, rounds)
         for figure in ("tok_s", "step_ms", "accept"):
             row[figure] = spread([entry[figure] for entry in rounds.values()]) | {"pooled": whole[figure]}
@@ -161,27 +180,33 @@ def stage_means(stages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def autos(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """`auto` beside the best arm and beside DFLASH at every concurrency.
+def beside(measured: dict[tuple[int, str], Rounds], concurrency: int, name: str) -> dict[str, float]:
+    """tok_s of an `auto` over that of each other arm at its concurrency, pooled over the rounds that both ran.
 
-    The best of what an operator could have set: arms with and without calibration are not mixed.
+    Of what an operator could have set: arms with and without calibration are not mixed.
     """
+    ratios = {
+        arm: ratio("tok_s", measured[concurrency, name], rounds)
+        for (size, arm), rounds in measured.items()
+        if size == concurrency
+        and arm != name
+        and (not arm.startswith("DDTREE") or ("uncalibrated" in arm) == ("uncalibrated" in name))
+    }
+    return {arm: value for arm, value in ratios.items() if value is not None}
+
+
+def autos(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """`auto` beside the best arm and beside DFLASH at every concurrency."""
     found, measured = [], by_cell(measurements)
     for concurrency, name in measured:
         if not name.startswith("DDTREE auto"):
             continue
-        own = measured[concurrency, name]
-        ratios = {
-            arm: ratio("tok_s", own, rounds)
-            for (size, arm), rounds in measured.items()
-            if size == concurrency
-            and arm != name
-            and (not arm.startswith("DDTREE") or ("uncalibrated" in arm) == ("uncalibrated" in name))
-        }
-        known = {arm: value for arm, value in ratios.items() if value is not None}
+        own, known = measured[concurrency, name], beside(measured, concurrency, name)
         if not known:
             continue
         best = min(known, key=lambda arm: known[arm])
+        logs = by_round("tok_s", own, measured[concurrency, best]).values()
+        control = by_round("tok_s", own, measured.get((concurrency, "DFLASH"), {})).values()
         found.append(
             {
                 "concurrency": concurrency,
@@ -189,7 +214,11 @@ def autos(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "tok_s": pooled(own, own)["tok_s"],
                 "best": best,
                 "to_best": known[best],
+                "to_best_error": error(known[best], logs),
+                "to_best_median": math.exp(statistics.median(logs)),
+                "to_best_rounds": len(logs),
                 "to_dflash": known.get("DFLASH"),
+                "to_dflash_error": error(known.get("DFLASH"), control),
                 "chosen": choices(own),
             }
         )
@@ -216,14 +245,21 @@ def calibrations(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
         control = measured.get((concurrency, f"{name}, uncalibrated"))
         if control is None or name == CHAIN:
             continue
-        speed = ratio("tok_s", measured[concurrency, name], control)
+        own = measured[concurrency, name]
         chains = [measured.get((concurrency, f"{CHAIN}{end}"), {}) for end in ("", ", uncalibrated")]
-        processes = ratio("tok_s", *chains)
-        if speed is not None:
-            row = {"concurrency": concurrency, "arm": name, "tok_s": speed, "processes": processes}
-            row["accept"] = ratio("accept", measured[concurrency, name], control)
-            row["alike"] = speed / processes if processes else None
-            found.append(row)
+        speed, logs = ratio("tok_s", own, control), by_round("tok_s", own, control)
+        processes, process_logs = ratio("tok_s", *chains), by_round("tok_s", *chains)
+        accept = ratio("accept", own, control)
+        if speed is None:
+            continue
+        row = {"concurrency": concurrency, "arm": name, "rounds": len(logs)}
+        row |= {"tok_s": speed, "tok_s_error": error(speed, logs.values())}
+        row |= {"accept": accept, "accept_error": error(accept, by_round("accept", own, control).values())}
+        row |= {"processes": processes, "processes_error": error(processes, process_logs.values())}
+        row["alike"] = alike = speed / processes if processes else None
+        both = logs.keys() & process_logs.keys()
+        row["alike_error"] = error(alike, [logs[number] - process_logs[number] for number in both])
+        found.append(row)
     return found
 
 

@@ -26,11 +26,19 @@ BEST_ROWS = 128
 #: Rows of a request without a budget of its own, about.
 BLOCK = 16
 #: Seconds beside prefill and decoding that a measurement takes: requests come and go, records are written.
-OVERHEAD = 0.07
+OVERHEAD = 0.05
+#: Tokens a step, and how many times as many steps as the mean the slowest request takes, which all others wait for.
+ACCEPT, SLOWEST = 2.5, 1.2
+#: Milliseconds of a step of an 8B target on an H200, and of each row in it.
+STEP_MS, ROW_MS = 7.0, 0.02
+#: What was not measured may differ from its guess by so much more than what was.
+CAUTION = 1.25
 #: Plain decoding is as fast on one prompt as on another, and needs no longer time.
 PLAIN_SHARE = 0.4
-#: Measured on an H200 with an 8B target: four engines started beside each other, cold; prefill.
-START_SECONDS, PREFILL_TOKENS, PREFILL_SECONDS = 150.0, 40_000, 0.03
+#: Five engines started beside each other, cold, as the median of several runs; prefill.
+START_SECONDS, PREFILL_TOKENS, PREFILL_SECONDS = 140.0, 40_000, 0.03
+#: Trees that may be the best at a concurrency, as a guess for a plan.
+NEAR = 4
 
 Cell = tuple[int, Arm]
 
@@ -50,27 +58,45 @@ class Round:
 
 
 class Plan:
-    """Seconds that a measurement of an arm takes at a concurrency: measured ones, or a guess before there are any."""
+    """Seconds that a measurement of an arm takes at a concurrency: measured ones, or a guess before there are any.
+
+    The guess is for an 8B target on an H200. What is measured of some arms corrects that of the others.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.prefill = {size: self._guessed_prefill(size) for size in concurrencies(options)}
         self._measured: dict[tuple[int, str], list[float]] = {}
+        self._guesses: dict[tuple[int, str], float] = {}
 
     def _guessed_prefill(self, size: int) -> float:
         return PREFILL_SECONDS + size * self.options.prompt_tokens / PREFILL_TOKENS
 
-    def note(self, size: int, arm: str, seconds: float) -> None:
+    def note(self, size: int, arm: Arm, seconds: float) -> None:
         """An arm has taken so long at a concurrency, all its batches of prompts together."""
-        self._measured.setdefault((size, arm), []).append(seconds)
+        self._measured.setdefault((size, arm.name), []).append(seconds)
+        self._guesses[size, arm.name] = self.guess(size, arm)
 
     def cost(self, size: int, arm: Arm) -> float:
         """Seconds of one arm at one concurrency in one round."""
         known = self._measured.get((size, arm.name))
-        if known:
-            return statistics.median(known)
-        decoding = self.options.seconds * (PLAIN_SHARE if arm.name == "plain" else 1)
-        return decoding + groups_of(self.options, size) * (self.prefill[size] + OVERHEAD)
+        return statistics.median(known) if known else self.guess(size, arm) * self.pace()
+
+    def guess(self, size: int, arm: Arm) -> float:
+        """The same before anything is measured: steps until the slowest request has its tokens, or until time is up."""
+        groups, plain = groups_of(self.options, size), arm.name == "plain"
+        rows = 1 if plain else arm.rows(BLOCK)
+        steps = self.options.tokens * (SLOWEST / ACCEPT if rows > 1 else 1)
+        decoding = groups * steps * (STEP_MS + ROW_MS * size * rows) / 1e3
+        most = self.options.seconds * (PLAIN_SHARE if plain else 1)
+        return min(decoding, most) + groups * (self.prefill[size] + OVERHEAD)
+
+    def pace(self) -> float:
+        """What the measured cells have taken over their guesses; cautiously, where that is less."""
+        if not self._measured:
+            return 1
+        took = sum(statistics.median(found) for found in self._measured.values()) / sum(self._guesses.values())
+        return min(max(took, 1), CAUTION * took)
 
     def choose(self, cells: list[Cell], measurements: list[dict[str, Any]], *, rounds: int, seconds: float) -> Round:
         """The next of `rounds` that are left and have to fit into `seconds`."""
@@ -126,12 +152,21 @@ def worths(measurements: list[dict[str, Any]]) -> dict[tuple[int, str], float]:
     }
 
 
+def guessed_contenders(plan: Plan, served: list[Cell]) -> list[Cell]:
+    """About what a contender round holds (`decode_contenders.py`): the main arms that draft, and the nearest trees."""
+    found = [(size, arm) for size, arm in served if plan.is_main(arm.name) and arm.name != "plain"]
+    for size in plan.prefill:
+        others = [cell for cell in served if cell[0] == size and not plan.is_main(cell[1].name)]
+        found += sorted(others, key=lambda cell: -expected(*cell))[:NEAR]
+    return found
+
+
 def sketch(options: argparse.Namespace, arms: list[Arm], served: list[Cell]) -> str:
     """What --plan prints: how long a run of these arms may take, before anything is known of the machine."""
     plan = Plan(options)
     whole, main = plan.total(served), plan.total(served, main=True)
     settled = options.settle * len(plan.prefill) * sum(arm.name.startswith("DDTREE auto") for arm in arms)
-    around = START_SECONDS + 20 + settled + len(arms) * 2
+    around = START_SECONDS + 10 + settled + len(arms)
     left = options.limit - around
     text = [
         f"{len(arms)} arms, {len(served)} cells a round; {options.rounds} rounds in {options.limit:.0f} s",
@@ -141,6 +176,9 @@ def sketch(options: argparse.Namespace, arms: list[Arm], served: list[Cell]) -> 
     fits = plan.fill(served, {}, left / options.rounds)
     if not fits.left_out:
         text.append(f"  all arms fit into all {options.rounds} rounds")
+        seconds = plan.total(guessed_contenders(plan, served))
+        count = min(int((left - whole * options.rounds) / seconds), options.contenders) if seconds else 0
+        text.append(f"  behind them about {count} of {options.contenders} contender rounds of about {seconds:.0f} s")
     elif main * options.rounds <= left:
         text.append(f"  every round holds the main arms and, as a guess, {len(served) - len(fits.left_out)} cells")
         text.append("  the others, farthest from the best first, get fewer rounds")

@@ -17,12 +17,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import decode_figures
+from decode_verdicts import give_or_take, of_all
 
 
 def report(result: dict[str, Any]) -> str:
     """Everything that a run has found."""
     found = result["figures"]
-    parts = [*details(result), speeds(found), autos(found), calibrations(found)]
+    parts = [*details(result), speeds(found), counts(result), autos(found), calibrations(found)]
     return "\n".join([part for part in parts if part] + missing(result) + verdicts(found))
 
 
@@ -56,9 +57,24 @@ def speeds(found: dict[str, Any]) -> str:
     lines = [["tok/s (x DFLASH, range)", *(f"c={size}" for size in sizes), f"accept c={sizes[0]}", "rounds"]]
     for arm in dict.fromkeys(row["arm"] for row in found["cells"]):
         mine = [rows_of.get((arm, size)) for size in sizes]
-        counts = [row["tok_s"]["n"] for row in mine if row]
+        times = [row["tok_s"]["n"] for row in mine if row]
         accept = f"{mine[0]['accept']['pooled']:.2f}" if mine[0] else "-"
-        lines.append([arm, *map(cell, mine), accept, f"{min(counts)}-{max(counts)}"])
+        lines.append([arm, *map(cell, mine), accept, f"{min(times)}-{max(times)}"])
+    return table(lines)
+
+
+def counts(result: dict[str, Any]) -> str:
+    """How many rounds of all arms, and behind them of contenders, each arm has; nothing where all are of the first."""
+    found, asked = result["figures"]["cells"], result.get("rounds") or 0
+    if not asked or all(of_all(row, asked) == row["tok_s"]["n"] for row in found):
+        return ""
+    sizes = sorted({row["concurrency"] for row in found})
+    texts = {(r["arm"], r["concurrency"]): f"{of_all(r, asked)}+{r['tok_s']['n'] - of_all(r, asked)}" for r in found}
+    lines = [["rounds of all + of contenders", *(f"c={size}" for size in sizes)]]
+    lines += [
+        [arm, *(texts.get((arm, size), "-").removesuffix("+0") for size in sizes)]
+        for arm in dict.fromkeys(row["arm"] for row in found)
+    ]
     return table(lines)
 
 
@@ -77,13 +93,16 @@ def autos(found: dict[str, Any]) -> str:
         [
             f"c={row['concurrency']} {row['arm'].removeprefix('DDTREE ')}",
             row["best"],
-            f"{row['to_best']:.3f}",
-            f"{row['to_dflash']:.3f}" if row["to_dflash"] else "-",
+            give_or_take(row, "to_best"),
+            f"{row['to_best_median']:.3f}",
+            str(row["to_best_rounds"]),
+            give_or_take(row, "to_dflash"),
             shares(row["chosen"]),
         ]
         for row in found["auto"]
     ]
-    return table([["auto", "best other arm", "auto/best", "auto/DFLASH", "chosen"], *rows]) if rows else ""
+    head = ["auto", "best other arm", "auto/best", "median", "rounds", "auto/DFLASH", "chosen"]
+    return table([head, *rows]) if rows else ""
 
 
 def calibrations(found: dict[str, Any]) -> str:
@@ -91,14 +110,12 @@ def calibrations(found: dict[str, Any]) -> str:
     rows = [
         [
             f"c={row['concurrency']} {row['arm']}",
-            f"{row['accept']:.3f}",
-            f"{row['tok_s']:.3f}",
-            f"{row['processes']:.3f}" if row["processes"] else "-",
-            f"{row['alike']:.3f}" if row["alike"] else "-",
+            *(give_or_take(row, figure) for figure in ("accept", "tok_s", "processes", "alike")),
+            str(row["rounds"]),
         ]
         for row in found["calibration"]
     ]
-    head = ["calibrated / uncalibrated", "accept", "tok/s", "their chains", "alike"]
+    head = ["calibrated / uncalibrated", "accept", "tok/s", "their chains", "alike", "rounds"]
     return table([head, *rows]) if rows else ""
 
 
@@ -106,8 +123,8 @@ def missing(result: dict[str, Any]) -> list[str]:
     """What was not measured, or less often than asked."""
     asked, fewer = result.get("rounds"), {}
     for row in result["figures"]["cells"] if asked else ():
-        if row["tok_s"]["n"] < asked:
-            fewer.setdefault(row["arm"], []).append(f"c={row['concurrency']} {row['tok_s']['n']}")
+        if of_all(row, asked) < asked:
+            fewer.setdefault(row["arm"], []).append(f"c={row['concurrency']} {of_all(row, asked)}")
     text = [f"fewer than {asked} rounds: {arm}: {', '.join(sizes)}" for arm, sizes in fewer.items()]
     for arm, sizes in result.get("without_graph", {}).items():
         text.append(f"not measured: {arm} at {', '.join(map(str, sizes))}: no graph of so many rows")

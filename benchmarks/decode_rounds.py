@@ -34,12 +34,15 @@ def warm_up(run: Run, started: Started, arms: list[Arm]) -> None:
 
 
 def settle(run: Run, started: Started, arms: list[Arm]) -> None:
-    """Let every `auto` decode for a while at each concurrency, before its choices count."""
+    """Let every `auto` decode for a while at each concurrency, before its choices count; the plan learns the pace."""
     for size in concurrencies(run.options):
         for arm in (arm for arm in arms if arm.name.startswith("DDTREE auto")):
-            settled = time.monotonic() + run.options.settle
-            while time.monotonic() < settled and attempted(run, started, arm, size):
-                pass
+            settled, groups, took = time.monotonic() + run.options.settle, groups_of(run.options, size), 0.0
+            begin = time.monotonic()
+            while begin < settled and attempted(run, started, arm, size, share=1 / groups):
+                took, begin = time.monotonic() - begin, time.monotonic()
+            if took:
+                run.plan.note(size, arm, took * groups)
 
 
 def attempted(run: Run, started: Started, arm: Arm, size: int, **changes: Any) -> bool:
@@ -78,10 +81,8 @@ def rounds(run: Run, started: Started, arms: list[Arm], block: int) -> None:
         chosen = run.plan.choose(cells, found, rounds=count - number, seconds=run.left() - reserve)
         tell(run, number, len(cells), chosen, run.left() - reserve)
         for size, several in chosen.arms.items():
-            # One arm after the other, then back: what drifts meanwhile meets both ways. Each is the first in turn.
-            turn = number // 2 % len(several)
-            order = several[turn:] + several[:turn]
-            if not one_block(run, started, order, size=size, number=number, reserve=reserve):
+            if not one_block(run, started, several, size=size, number=number, reserve=reserve):
+                run.drop(f"from concurrency {size} in round {number + 1} on: no time left")
                 return
             run.save()
         run.phase(f"round {number + 1} of {count}")
@@ -110,13 +111,14 @@ def one_block(run: Run, started: Started, arms: list[Arm], *, size: int, number:
     One prompt says little about acceptance: at concurrency 1 several follow each other, and each goes through all arms
     before the next one, there and back, so that whatever else the host does meets all of them.
     """
-    groups = groups_of(run.options, size)
+    # One arm after the other, then back: what drifts meanwhile meets both ways. Each is the first in turn.
+    turn, groups = number // 2 % len(arms), groups_of(run.options, size)
+    arms = arms[turn:] + arms[:turn]
     parts: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
     took, chosen = Counter[str](), {arm.name: Counter[str]() for arm in arms}
     for group in range(groups):
         for arm in arms if (number + group) % 2 == 0 else arms[::-1]:
             if run.left() < reserve + run.plan.cost(size, arm) / groups:
-                run.drop(f"from concurrency {size} in round {number + 1} on: no time left")
                 return False
             if arm.engine not in started.engines:
                 continue
@@ -133,7 +135,7 @@ def one_block(run: Run, started: Started, arms: list[Arm], *, size: int, number:
         together = decode_figures.together(parts[arm.name], size)
         # A ratio needs the same prompts on both sides.
         if together and len(parts[arm.name]) == groups:
-            run.plan.note(size, arm.name, took[arm.name])
+            run.plan.note(size, arm, took[arm.name])
             entry = {"round": number, "concurrency": size, "arm": arm.name, **together}
             run.result["measurements"].append(entry | ({"chosen": chosen[arm.name]} if chosen[arm.name] else {}))
     return True

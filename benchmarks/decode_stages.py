@@ -50,7 +50,7 @@ def stages(run: Run, started: Started, arms: list[Arm], block: int) -> None:
                 continue
             run.result["stages"].append({"concurrency": size, "arm": arm.name, "steps": steps[1:]})
         run.save()
-    if not any(entry["steps"] for entry in run.result["stages"]):
+    if staged_sizes(run.options) and not any(entry["steps"] for entry in run.result["stages"]):
         run.drop("stages: the engines wrote none")
 
 

@@ -16,11 +16,12 @@ def verdicts(result: dict[str, Any], found: dict[str, Any]) -> list[dict[str, An
     for name in dict.fromkeys(row["arm"] for row in found["auto"]):
         mine = [row for row in found["auto"] if row["arm"] == name]
         for figure, bound, what in (("to_best", TO_BEST, "the best other arm"), ("to_dflash", TO_DFLASH, "DFLASH")):
-            known = [(row[figure], row["concurrency"]) for row in mine if row[figure] is not None]
+            known = [row for row in mine if row[figure] is not None]
             if known:
-                least, size = min(known)
-                text = f"least {least:.3f} at concurrency {size}, of {len(known)} concurrencies"
-                rows.append(verdict(f"{name} is at least {bound} x {what}", least >= bound, text))
+                least = min(known, key=lambda row: row[figure])
+                text = f"least {give_or_take(least, figure)} at concurrency {least['concurrency']}"
+                text += f", of {len(known)} concurrencies"
+                rows.append(verdict(f"{name} is at least {bound} x {what}", least[figure] >= bound, text))
     single = [row for row in found["efficiency"] if row["concurrency"] == 1 and "uncalibrated" not in row["arm"]]
     if single:
         best = max(single, key=lambda row: row["to_dflash"])
@@ -34,10 +35,23 @@ def verdicts(result: dict[str, Any], found: dict[str, Any]) -> list[dict[str, An
         rows.append(verdict(f"a tree is at least {GAIN} x DFLASH at concurrency 1, where possible", passed, text))
     asked = result.get("rounds")
     if asked and found["cells"]:
-        short = [row for row in found["cells"] if row["tok_s"]["n"] < asked]
+        short = [row for row in found["cells"] if of_all(row, asked) < asked]
         text = f"{len(found['cells']) - len(short)} of {len(found['cells'])} cells have all {asked}"
         rows.append(verdict("every arm has all rounds", not short, text))
     return rows
+
+
+def of_all(row: dict[str, Any], asked: int) -> int:
+    """How many of the rounds of all arms a cell has; those of contenders have the numbers behind them."""
+    return sum(number < asked for number in row["rounds"])
+
+
+def give_or_take(row: dict[str, Any], figure: str) -> str:
+    """A ratio with its standard error, where there is one."""
+    if row[figure] is None:
+        return "-"
+    error = row.get(f"{figure}_error")
+    return f"{row[figure]:.3f}" + ("" if error is None else f" ± {error:.3f}")
 
 
 def verdict(what: str, passed: bool | None, text: str) -> dict[str, Any]:

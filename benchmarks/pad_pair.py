@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Give a small target and its DFlash drafter the cost of a large model, and keep what they say.
 
-    benchmarks/pad_pair.py PAIR OUT [--like 8b]
+    benchmarks/pad_pair.py PAIR OUT [--like 8b] [--dtype bfloat16]
 
 PAIR holds `target/`, `draft/` and `prompts.json`; OUT gets the same with the shapes of a Qwen3 of that size. What is
 added is zero (`padding.py` says where the numbers go), so the files are full of holes and take seconds and megabytes to
-write, though they read as the gigabytes that they stand for. Only Qwen3 targets in bfloat16 or float32 are known.
+write, though they read as the gigabytes that they stand for. Only Qwen3 targets in bfloat16 or float32 are known. With
+--dtype the pair's numbers are rounded first, as an engine of that type does when it loads them.
 
 Zeros cost a GPU what other numbers cost where memory decides the time. Large matrix products of zeros draw less power,
 so that the clock may stay higher: at large batches all arms of a comparison are somewhat faster than on real weights.
@@ -32,6 +33,7 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("pair", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--like", default="8b", help="8b, 4b, 1b, or the numbers of `padding.Shape` with commas")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], help="of the padded pair; default: as it is")
     return parser.parse_args()
 
 
@@ -52,7 +54,7 @@ DTYPES = {"bfloat16": (torch.bfloat16, "BF16"), "float32": (torch.float32, "F32"
 def main(options: argparse.Namespace) -> None:
     """Pad and say how long it took."""
     start = time.monotonic()
-    size = pad_pair(options.pair, options.out, shape_of(options.like))
+    size = pad_pair(options.pair, options.out, shape_of(options.like), options.dtype)
     print(f"{options.out}: {size / 1e9:.2f} GB like {options.like} in {time.monotonic() - start:.1f} s")
 
 
@@ -61,8 +63,8 @@ def shape_of(text: str) -> Shape:
     return LIKE.get(text) or Shape(*map(int, text.split(",")))
 
 
-def pad_pair(pair: Path, out: Path, shape: Shape) -> int:
-    """Write the padded pair of `pair` to `out`: its bytes.
+def pad_pair(pair: Path, out: Path, shape: Shape, wanted: str | None = None) -> int:
+    """Write the padded pair of `pair` to `out`, in the type that is wanted or its own: its bytes.
 
     Raises:
         ValueError: The pair is of a kind that cannot be padded.
@@ -73,7 +75,11 @@ def pad_pair(pair: Path, out: Path, shape: Shape) -> int:
         dtype = config.get("dtype") or config.get("torch_dtype")
         if dtype not in DTYPES:
             raise ValueError(f"{pair / part} is in {dtype}; only {' and '.join(DTYPES)} can be padded")
-        padded, entries = pad(config, read_weights(pair / part), shape)
+        weights = read_weights(pair / part)
+        if wanted and wanted != dtype:
+            dtype, config = wanted, config | {key: wanted for key in ("dtype", "torch_dtype") if key in config}
+            weights = {name: weight.to(DTYPES[dtype][0]) for name, weight in weights.items()}
+        padded, entries = pad(config, weights, shape)
         (out / part).mkdir(parents=True, exist_ok=True)
         (out / part / "config.json").write_text(json.dumps(padded, indent=1))
         total += write_weights(out / part, entries, *DTYPES[dtype])

@@ -21,6 +21,7 @@ def test_a_run_measures_every_arm_and_says_what_they_did(sites: Sites, tmp_path:
     command += ["--limit", "3000", "--start-limit", "1200", "--seconds", "60", "--stage-seconds", "30"]
     command += ["--concurrency", "1,3", "--rounds", "1", "--tokens", "10", "--prompt-tokens", "24"]
     command += ["--singles", "2", "--settle", "0.5", "--budgets", "4", "--more", "", "--without-calibration"]
+    command += ["--contenders", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3200, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(out.read_text())
@@ -42,6 +43,10 @@ def test_a_run_measures_every_arm_and_says_what_they_did(sites: Sites, tmp_path:
         (name, size) for name in kinds for size in (1, 3)
     }
     assert all(row["chosen"] for row in result["figures"]["auto"])
+    (note,) = (note for note in result["plan"] if "contenders" in note)
+    for names in note["contenders"].values():
+        assert {"DFLASH", "DDTREE auto", "DDTREE chain", "DDTREE auto, uncalibrated"} <= set(names)
+    assert {row["to_best_rounds"] for row in result["figures"]["auto"]} <= {1, 2}
     assert (tmp_path / "run-logs/ddtree.log").read_text().count("DDTREE") > 3
     if "pinning" in result:  # what the kernel says of every thread, on a machine with more than one core
         plan, found = (result["pinning"][key] for key in ("plan", "found"))

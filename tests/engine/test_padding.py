@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 from tests.engine import harness
 from tests.engine.scenarios import CALLS
@@ -45,6 +46,31 @@ def test_a_padded_pair_says_and_accepts_what_the_pair_does(
     small = decode(site, harness.PAIR, algorithm, tmp_path / "small")
     assert outputs(large) == outputs(small)
     assert accept_length(large) == accept_length(small)
+
+
+def read(folder: Path) -> dict[str, tuple[str, bytes]]:
+    """Type and bytes of every tensor of a checkpoint in one file."""
+    data = (folder / "model.safetensors").read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:start])
+    tensors = {name: (entry["dtype"], entry["data_offsets"]) for name, entry in header.items() if name[0] != "_"}
+    return {name: (kind, data[start + first : start + last]) for name, (kind, (first, last)) in tensors.items()}
+
+
+def test_a_pair_padded_in_another_type_is_rounded_as_an_engine_rounds_it(padded: Path, tmp_path: Path) -> None:
+    """A pair in float32 for an engine in bfloat16: half as large, and only norms are rounded behind a factor."""
+    script = harness.PROJECT / "benchmarks/pad_pair.py"
+    command = [harness.ENGINE_PYTHON, script, harness.PAIR, tmp_path, "--like", SHAPE, "--dtype", "bfloat16"]
+    subprocess.run(command, check=True, timeout=900)
+    for part in ("target", "draft"):
+        assert json.loads((tmp_path / part / "config.json").read_text())["dtype"] == "bfloat16"
+        small = read(tmp_path / part)
+        for name, (kind, data) in read(padded / part).items():
+            words = numpy.frombuffer(data, "<u4")
+            nearest = ((words + 0x7FFF + (words >> 16 & 1)) >> 16).astype("<u2")
+            assert (kind, small[name][0]) == ("F32", "BF16")
+            off = numpy.abs(numpy.frombuffer(small[name][1], "<u2").astype(int) - nearest)
+            assert off.max() <= (1 if name.endswith("norm.weight") else 0), name
 
 
 def test_a_cut_pair_has_fewer_tokens_and_can_be_written_over(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 import decode
+import decode_contenders
 import decode_report
 import decode_rounds
 import decode_run
@@ -86,7 +87,7 @@ class Started:
 def run_of(tmp_path: Path, **changes: Any) -> decode_run.Run:
     (tmp_path / "prompts.json").write_text(json.dumps([[number] * 8 for number in range(64)]))
     options = {"pair": tmp_path, "out": tmp_path / "out.json", "prompt_tokens": 8, "tokens": 12, "seconds": 1.0}
-    options |= {"concurrency": "1,4,16", "rounds": 3, "singles": 2, "settle": 0, "rows": 2080}
+    options |= {"concurrency": "1,4,16", "rounds": 3, "singles": 2, "settle": 0, "rows": 2080, "contenders": 0}
     options |= {"stages": None, "stage_seconds": 0.25, "limit": 300, "without_calibration": False}
     run = decode_run.Run(argparse.Namespace(**options | changes), decode_rounds.time.monotonic())
     run.result |= {"block": 16, "arms": [vars(arm) for arm in ARMS]}
@@ -98,6 +99,7 @@ def measured(run: decode_run.Run, started: Any) -> dict[str, Any]:
     decode_rounds.warm_up(run, started, ARMS)
     decode_rounds.settle(run, started, ARMS)
     decode_rounds.rounds(run, started, ARMS, 16)
+    decode_contenders.contend(run, started, ARMS, 16)
     run.save()
     result: dict[str, Any] = json.loads((run.options.out).read_text())
     return result
@@ -122,9 +124,61 @@ def test_a_run_with_enough_time_holds_every_arm_in_every_round(tmp_path: Path) -
     assert decode.status(run, "") == 0
 
 
+def test_time_that_is_left_goes_to_what_may_be_the_best(tmp_path: Path) -> None:
+    """Plain decoding is far behind; the rounds of all arms and the exit status count as before."""
+    run = run_of(tmp_path, contenders=2)
+    result = measured(run, Started(tmp_path))
+    of = {arm: {counts(result)[arm, size] for size in (1, 4, 16)} for arm in ("plain", "DFLASH", "DDTREE 15")}
+    assert of == {"plain": {3}, "DFLASH": {5}, "DDTREE 15": {5}}
+    assert [note["contenders"]["4"] for note in result["plan"][3:]] == [["DFLASH", "DDTREE auto", "DDTREE 15"]] * 2
+    assert "contender round 2 of 2" in result["phases"]
+    lines = decode_report.report(result).splitlines()
+    table = lines[lines.index(next(line for line in lines if line.startswith("rounds of all + of contenders"))) :]
+    assert [line.split()[-3:] for line in table[1:3]] == [["3", "3", "3"], ["3+2", "3+2", "3+2"]]
+    assert lines[-1].startswith("ok      every arm has all rounds: 12 of 12 cells have all 3")
+    assert decode.status(run, "") == 0
+
+
+@pytest.mark.parametrize("limit", range(35, 50, 3))
+def test_contender_rounds_end_with_the_time(tmp_path: Path, limit: int) -> None:
+    """Of a block that is cut nothing counts, and nothing is missing: nobody was promised any."""
+    run = run_of(tmp_path, concurrency="4", contenders=10, limit=limit)
+    result = measured(run, Started(tmp_path, 1.0))
+    rounds: dict[int, set[str]] = {}
+    for entry in result["measurements"]:
+        rounds.setdefault(entry["round"], set()).add(entry["arm"])
+    assert [len(rounds[number]) for number in sorted(rounds)] == [4, 4, 4] + [3] * (len(rounds) - 3)
+    assert sum("contenders" in note for note in result["plan"]) == len(rounds) - 3 < 10
+    assert run.left() >= decode_rounds.CLOSING
+    text = decode_report.report(result)
+    assert "fewer than" not in text
+    assert "no time left" not in text
+    assert decode.status(run, "") == 0
+
+
+def test_contender_rounds_are_not_rounds_of_all_arms(tmp_path: Path) -> None:
+    """A main arm that lacks one of those is short, however often it was measured behind them."""
+    run = run_of(tmp_path, contenders=3)
+    result = measured(run, Started(tmp_path))
+    run.result["measurements"] = [m for m in result["measurements"] if (m["arm"], m["round"]) != ("DFLASH", 1)]
+    run.save()
+    assert decode.status(run, "") == 3
+    assert "fewer than 3 rounds: DFLASH: c=1 2, c=4 2, c=16 2" in decode_report.report(run.result)
+
+
+def test_contenders_go_on_without_an_engine_that_is_lost(tmp_path: Path) -> None:
+    """Without DFLASH the trees go on; without any `auto` nothing is held against the best."""
+    for name, lives, several in (("dflash", 4, ["DDTREE auto", "DDTREE 15"]), ("ddtree", 9, None)):
+        run, started = run_of(tmp_path, contenders=1, concurrency="4"), Started(tmp_path)
+        started.engines[name].lives = lives
+        result = measured(run, started)
+        found = [note["contenders"]["4"] for note in result["plan"] if "contenders" in note]
+        assert found == ([several] if several else [])
+
+
 def test_a_run_with_little_time_keeps_the_main_arms_and_says_what_is_missing(tmp_path: Path) -> None:
     """Time for three rounds of plain, DFLASH and auto, and not of the fixed tree too."""
-    run = run_of(tmp_path, concurrency="4", limit=18.6)
+    run = run_of(tmp_path, concurrency="4", limit=13.5)
     result = measured(run, Started(tmp_path, 0.3))
     found = counts(result)
     assert {found[name, 4] for name in ("plain", "DFLASH", "DDTREE auto")} == {3}

@@ -36,7 +36,7 @@ def session() -> Any:
 @pytest.fixture
 def options(tmp_path: Path) -> argparse.Namespace:
     return argparse.Namespace(
-        out=tmp_path, cpu=True, limits=dict.fromkeys(("kernels", "decode", "prove", "small"), 200)
+        out=tmp_path, cpu=True, limits=dict.fromkeys(("kernels", "decode", "prove", "small", "calibration"), 200)
     )
 
 
@@ -60,6 +60,9 @@ def test_a_step_of_one_release_can_be_asked_for_and_given_flags(tmp_path: Path) 
     assert lines[2].endswith("graphs steps lanes pages sanitizer --budgets 64")
     lines = listed(*sites, "--steps", "small-0.5.11", "--small-pair", "tiny")
     assert [line.partition(":")[0] for line in lines] == ["0.5.11-PAIR-calibration", "0.5.11-tiny-calibration"]
+    lines = listed(*sites, "--steps", "calibration-0.5.17", "--small-pair", "tiny")
+    assert [line.partition(":")[0] for line in lines] == ["0.5.17-PAIR-8b-calibration", "0.5.17-tiny-8b-calibration"]
+    assert all("--padded-like 8b" in line and "--turn" not in line for line in lines)
 
 
 def test_a_step_that_does_not_exist_is_refused() -> None:
@@ -126,11 +129,33 @@ def test_limits_are_passed_on(session: Any, options: argparse.Namespace) -> None
     assert "330 90" in step.said
 
 
+def test_commands_of_a_step_that_follow_each_other_share_its_time(
+    session: Any, options: argparse.Namespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second begins when the first has ended, and has what that has left."""
+    options.limits["calibration"] = 300
+    now = iter([0.0, 0.0, 0.0, 0.0, 50.0, 50.0, 50.0, 250.0])
+    clock = argparse.Namespace(monotonic=lambda: next(now))
+    monkeypatch.setattr(session, "time", clock)
+    show = "import pathlib, sys; print(pathlib.Path('{}').exists(), *sys.argv[1:])"
+    commands = [(name, [*python(show.format(options.out / "b.log")), "LIMIT"]) for name in "ab"]
+    step = session.Step("calibration-1", "calibration", commands, beside=False)
+    session.run(options, step, 1000)
+    assert [line for line in step.said if "exit" not in line] == ["False 150", "True 250"]
+    assert (step.result, step.seconds) == ("ok", 250.0)
+
+
 def test_what_decides_is_taken_from_the_figures(session: Any, tmp_path: Path) -> None:
     """Verdicts of a benchmark, failed checks of a proof; of what wrote none, the end of the log."""
     verdicts = [{"what": "auto is fast", "passed": False, "figures": "0.9"}]
     (tmp_path / "a.json").write_text(json.dumps({"figures": {"verdicts": verdicts}, "failed": {"ddtree": "log"}}))
     assert session.decisive(tmp_path / "a") == ["NOT SO: auto is fast: 0.9", "FAILED: engine ddtree"]
+    row = {"arm": "DDTREE auto", "concurrency": 8, "accept": 1.02, "accept_error": 0.004, "alike": 1.01}
+    row |= {"alike_error": 0.006, "tok_s": 1.0, "tok_s_error": 0.008}
+    figures = {"verdicts": [], "calibration": [row, row | {"arm": "DDTREE 64"}, row | {"alike_error": None}]}
+    (tmp_path / "a.json").write_text(json.dumps({"figures": figures}))
+    said = "accept 1.020 ± 0.004, tok_s 1.000 ± 0.008, alike 1.010 ± 0.006"
+    assert session.decisive(tmp_path / "a") == [f"auto calibrated / uncalibrated at 8: {said}"]
     rows = [{"part": "graphs", "check": word, "result": word, "figures": ""} for word in ("ok", "FAILED", "ok")]
     (tmp_path / "b.json").write_text(json.dumps({"parts": ["graphs"], "rows": rows}))
     assert session.decisive(tmp_path / "b") == ["2 ok, 1 FAILED", "FAILED: graphs: FAILED"]
