@@ -146,6 +146,34 @@ def test_a_sketch_says_whether_the_rounds_fit(options: argparse.Namespace) -> No
         assert said in decode_plan.sketch(options, ARMS, CELLS), decode_plan.sketch(options, ARMS, CELLS)
 
 
+@pytest.mark.parametrize(
+    ("arms", "engines", "names"),
+    [
+        ("", {"plain", "dflash", "ddtree", "uncalibrated", "ddtree-more"}, None),
+        (
+            "DFLASH,auto,chain,block,64",
+            {"dflash", "ddtree", "uncalibrated"},
+            ["DFLASH", "DDTREE auto", "DDTREE auto, uncalibrated"]
+            + [f"DDTREE {kind}{end}" for end in ("", ", uncalibrated") for kind in ("chain", 7, 64)],
+        ),
+        ("plain,256", {"plain", "ddtree", "uncalibrated", "ddtree-more"}, ["plain", "DDTREE 256"]),
+    ],
+)
+def test_only_the_arms_that_are_asked_for_are_measured(
+    options: argparse.Namespace, tmp_path: Path, arms: str, engines: set[str], names: list[str] | None
+) -> None:
+    """Of both engines; without an arm, plain decoding, DFLASH and further budgets have no engine."""
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft/config.json").write_text('{"block_size": 8}')
+    more = {"site": tmp_path, "plan": True, "budgets": "", "more": "16,256", "arms": arms, "without_calibration": True}
+    vars(options).update(more)
+    bench = decode_arms.Bench(options, tmp_path)
+    bench.add_budgets(bench.expected())
+    assert set(bench.engines) == engines
+    assert names is None or [arm.name for arm in bench.arms] == names
+    assert len(bench.arms) == (17 if names is None else len(names))
+
+
 def test_engines_that_the_gpu_cannot_hold_are_left_out_in_order(tmp_path: Path) -> None:
     """Budgets of an engine of their own first; the main ones never."""
     for part in ("target", "draft"):
