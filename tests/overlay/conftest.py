@@ -34,6 +34,7 @@ OF_RELEASES = [
     "ending",
     "features",
     "gates",
+    "kernels_compile",
     "lane_memory",
     "lane_sizes",
     "lanes",
