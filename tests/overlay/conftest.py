@@ -45,6 +45,7 @@ OF_RELEASES = [
     "step_shapes",
     "target_backend",
     "targets",
+    "tree_attention",
     "warming_second",
 ]
 

@@ -296,6 +296,20 @@ def test_kv_indices_have_one_row_a_request() -> None:
     assert buffer.shape == (2 * (131072 + 16),)
 
 
+@pytest.mark.parametrize(("algorithm", "count"), [("DDTREE", 2), ("DFLASH", 0)])
+def test_the_attention_kernel_is_chosen_with_ddtree_only(
+    monkeypatch: pytest.MonkeyPatch, algorithm: str, count: int
+) -> None:
+    """For every backend that prepares for graphs, a drafter's or a narrower lane's with a buffer from elsewhere too."""
+    chosen: list[object] = []
+    monkeypatch.setattr(gates, "use_tree_attention", chosen.append)
+    publish(server_args(speculative_algorithm=algorithm))
+    backends_of_both = [backend(), backend(16)]
+    gates.prepare_graph_buffers(backends_of_both[0], 2, 2 * 65, None)
+    gates.prepare_graph_buffers(backends_of_both[1], 2, 2 * 16, torch.zeros(3))
+    assert chosen == backends_of_both[:count]
+
+
 def test_graph_mask_holds_a_full_batch_at_the_end_of_the_context() -> None:
     """Every request a block past the last position needs its width on top, more than SGLang's own size."""
     publish(server_args())

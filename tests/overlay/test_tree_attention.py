@@ -3,13 +3,32 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from sglang.srt.speculative.ddtree import tree_attention
 from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, splits_of
-from sglang.srt.speculative.ddtree.tree_attention import Call, TreeAttention, serves, use_tree_attention
+from sglang.srt.speculative.ddtree.tree_attention import (
+    Call,
+    TreeAttention,
+    serves,
+    unknown_arguments,
+    use_tree_attention,
+)
+
+
+def sglangs() -> Callable[..., Any]:
+    """SGLang's function of this release."""
+    try:
+        module = importlib.import_module("sglang.kernels.ops.attention.extend_attention")
+    except ModuleNotFoundError:  # before 0.5.16
+        module = importlib.import_module("sglang.srt.layers.attention.triton_ops.extend_attention")
+    extend: Callable[..., Any] = module.extend_attention_fwd
+    return extend
 
 
 def step(lens: list[int], width: int, heads: int, groups: int, size: int, *, masked: bool) -> dict[str, Any]:
@@ -71,6 +90,8 @@ def reference(given: dict[str, Any], width: int, scale: float) -> torch.Tensor:
         ([64, 200], 16, 8, 2, 16),
         ([3], 33, 4, 1, 16),
         ([129, 1], 40, 4, 1, 16),
+        ([5, 66], 3, 14, 2, 16),
+        ([9], 7, 12, 1, 16),
     ],
 )
 def test_the_kernel_gives_what_float64_gives(shape: tuple[Any, ...], masked: bool, splits: int) -> None:
@@ -81,6 +102,37 @@ def test_the_kernel_gives_what_float64_gives(shape: tuple[Any, ...], masked: boo
     given, width = step(*shape, masked=masked), shape[1]
     attend_by_kernel(**given, width=width, scale=0.3, splits=splits)
     torch.testing.assert_close(given["out"].double(), reference(given, width, 0.3), atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_the_kernel_gives_what_sglangs_gives(masked: bool) -> None:
+    """Of this release, with the same arguments: queries in one tensor with keys and values, pools with gaps, pages."""
+    width, lens = 5, [33, 0, 18]
+    given = step(lens, width, 6, 2, 32, masked=masked)
+    given["q"] = torch.cat([given["q"], given["k"], given["v"]], dim=1)[:, :6]
+    for name in ("k_buffer", "v_buffer"):
+        given[name] = torch.stack([torch.full_like(given[name], torch.nan), given[name]], dim=1)[:, 1]
+    assert not given["q"].is_contiguous() and not given["k_buffer"].is_contiguous()
+    given |= {"kv_indptr": given["kv_indptr"].long(), "kv_indices": given["kv_indices"].int()}
+    attend_by_kernel(**given, width=width, scale=0.3, splits=2)
+
+    found = torch.full_like(given["out"], torch.nan)
+    named = {"q": given["q"], "k": given["k"], "v": given["v"], "out": found, **given, "width": width}
+    mask = None if given["mask"] is None else given["mask"].to(torch.uint8)
+    named |= {"out": found, "qo_indptr": torch.arange(len(lens) + 1) * width, "k_scale": 1.0, "v_scale": 1.0}
+    named |= {"mask": mask, "is_causal": masked}
+    sglangs()(*(named[name] for name in Call._fields[:-1]), 0.3)
+    torch.testing.assert_close(given["out"], found, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_a_row_that_sees_nothing_is_zero(splits: int) -> None:
+    """Of a request without tokens and with an empty mask: a number minus itself would spoil what all rows scale."""
+    given = step([0, 70], 3, 4, 2, 16, masked=True)
+    given["mask"][:9] = False
+    attend_by_kernel(**given, width=3, scale=0.3, splits=splits)
+    assert given["out"][:3].eq(0).all()
+    torch.testing.assert_close(given["out"][3:].double(), reference(given, 3, 0.3)[3:], atol=2e-5, rtol=1e-4)
 
 
 def test_rows_of_a_program_hold_a_request_with_little_padding() -> None:
@@ -158,6 +210,14 @@ def test_a_verify_step_and_a_draft_block_are_served() -> None:
         {"skip_prefix_custom_mask": False},
         {"something_new": 1},
         {"k_scale": 0.5},
+        {"v_scale": torch.ones(1)},
+        {"lse_extend": torch.zeros(6, 4)},
+        {"identity_kv_indices": True},
+        {"extend_seq_lens_cpu": [3, 3]},
+        {"width": torch.tensor(3)},
+        {"kv_indptr": torch.tensor([0, 4, 13, 13], dtype=torch.int32)},
+        {"out": torch.zeros(6, 4, 16)},
+        {"mask_indptr": None},
         {"k_buffer": torch.zeros(20, 2, 16, dtype=torch.float8_e5m2)},
         {"q": torch.zeros(6, 4, 24, dtype=torch.bfloat16)},
         {"v": torch.zeros(6, 2, 32, dtype=torch.bfloat16)},
@@ -165,7 +225,10 @@ def test_a_verify_step_and_a_draft_block_are_served() -> None:
     ids=str,
 )
 def test_what_the_kernel_does_not_know_is_left_to_sglang(changed: dict[str, Any]) -> None:
-    """A prompt, a batch of several lengths, windows, sinks, caps, float8, other shapes, arguments to come."""
+    """A prompt, a batch of several lengths, windows, sinks, caps, float8, other shapes, arguments to come.
+
+    Nothing is asked of a tensor, for which a step would wait.
+    """
     assert not is_served(**changed)
     args, further = arguments(**changed)
     extend = Recorded()
@@ -173,14 +236,79 @@ def test_what_the_kernel_does_not_know_is_left_to_sglang(changed: dict[str, Any]
     assert extend.calls == 1
 
 
-def test_a_backend_is_changed_once_and_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a GPU of NVIDIA's nothing is changed either."""
-    extend = Recorded()
-    backend = type("Backend", (), {"extend_attention_fwd": extend})()
-    use_tree_attention(backend)
-    assert backend.extend_attention_fwd is extend
+def test_a_call_of_other_places_is_left_to_sglang() -> None:
+    """By name what SGLang's backend passes by place, or more by place than that."""
+    args, further = arguments()
+    scale = {"sm_scale": args[-1]}
+    assert Call.of(tuple(args[:-1]), further | scale) == Call.of(tuple(args), further)
+    assert Call.of(tuple(args[:-2]), further | scale | {"v_scale": None}) is None
+    assert Call.of((*args, 0.0), further) is None
 
+
+def test_the_log_says_whose_kernel_attends(caplog: pytest.LogCaptureFixture) -> None:
+    """Once a backend for each, where layers differ."""
+    attention = TreeAttention(Recorded())
+    args, further = arguments(logit_cap=30.0)
+    with caplog.at_level(logging.INFO, tree_attention.logger.name):
+        attention(*args, **further)
+        attention(*args, **further)
+    assert [record.getMessage() for record in caplog.records] == [
+        "DDTREE: steps of 3 tokens a request attend by SGLang's kernel."
+    ]
+
+
+def test_nothing_of_sglangs_function_is_unknown() -> None:
+    """Of this release: a release that gives it another argument is one that somebody has to read."""
+    assert unknown_arguments(torch.compiler.disable(sglangs())) == []
+
+
+def moved(q_extend: Any, v_extend: Any, k_extend: Any) -> None: ...
+
+
+def wrapped(*_: Any, **__: Any) -> None: ...
+
+
+class Backend:
+    """What has SGLang's function."""
+
+    def __init__(self, extend: Callable[..., Any] | None = None) -> None:
+        self.extend_attention_fwd = extend or sglangs()
+
+
+def on_device(monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int] = (9, 0)) -> None:
+    monkeypatch.setattr(tree_attention, "is_cuda", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+
+
+@pytest.mark.parametrize(("extend", "said"), [(moved, "v_extend, k_extend"), (wrapped, "_, __")])
+def test_a_function_that_nobody_has_read_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, extend: Callable[..., Any], said: str
+) -> None:
+    """Arguments elsewhere or without names: the log names them."""
+    on_device(monkeypatch)
+    backend = Backend(extend)
+    with caplog.at_level(logging.INFO, tree_attention.logger.name):
+        use_tree_attention(backend)
+    assert backend.extend_attention_fwd is extend
+    assert f"SGLang's kernel: it takes arguments that the overlay does not know ({said})." in caplog.text
+
+
+def test_a_backend_without_the_function_ends_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release that calls it otherwise: `verify` says so before (check `attributes`)."""
+    on_device(monkeypatch)
+    with pytest.raises(AttributeError, match="extend_attention_fwd"):
+        use_tree_attention(object())
+
+
+def test_a_backend_is_changed_once_and_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU of NVIDIA's, or with an old one, nothing is changed either: MUSA's say that they are CUDA's."""
+    backend = Backend()
+    extend = backend.extend_attention_fwd
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    use_tree_attention(backend)
+    on_device(monkeypatch, (7, 5))
+    use_tree_attention(backend)
+    on_device(monkeypatch)
     monkeypatch.setenv(tree_attention.VARIABLE, "0")
     use_tree_attention(backend)
     assert backend.extend_attention_fwd is extend
@@ -188,4 +316,5 @@ def test_a_backend_is_changed_once_and_only_where_it_is_asked_for(monkeypatch: p
     monkeypatch.delenv(tree_attention.VARIABLE)
     use_tree_attention(backend)
     use_tree_attention(backend)
+    assert isinstance(backend.extend_attention_fwd, TreeAttention)
     assert backend.extend_attention_fwd._extend is extend
