@@ -190,7 +190,10 @@ _BASES = (
     "srt/speculative/base_spec_worker.py",
 )
 
+#: What the sites' tables hold digests of (`verify.mirrors`), as far as nothing else wants these modules.
+_READ = ("kernels/ops/attention/extend_attention.py", "srt/layers/attention/triton_ops/extend_attention.py")
+
 
 def paths() -> frozenset[str]:
-    """The modules that a snapshot needs for these classes."""
-    return frozenset(_BASES) | {place.partition(" ")[0] for places in CLASSES.values() for place in places}
+    """The modules that a snapshot needs for these classes, and those that are only compared with what was read."""
+    return frozenset((*_BASES, *_READ)) | {place.partition(" ")[0] for places in CLASSES.values() for place in places}

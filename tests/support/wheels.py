@@ -9,6 +9,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+from ddtree_overlay import receivers
 from ddtree_overlay.manifest import FileEntry, Manifest, sha256
 from ddtree_overlay.verify.mentions import WATCHED
 
@@ -34,16 +35,21 @@ def wheel(version: str = RELEASE) -> Path:
 
 @functools.cache
 def package(version: str = RELEASE) -> dict[str, bytes]:
-    """Every Python file under `srt/` by package-relative path. Shared: copy it before you change it."""
+    """Every Python file under `srt/`, and what a snapshot takes from elsewhere, by package-relative path.
+
+    Shared: copy it before you change it.
+    """
+    taken = receivers.paths()
     with zipfile.ZipFile(wheel(version)) as archive:
-        names = [n for n in archive.namelist() if n.startswith("sglang/srt/") and n.endswith(".py")]
-        return {name.removeprefix("sglang/"): archive.read(name) for name in names}
+        paths = {name.removeprefix("sglang/"): name for name in archive.namelist() if name.endswith(".py")}
+        return {path: archive.read(name) for path, name in paths.items() if path.startswith("srt/") or path in taken}
 
 
 @functools.cache
 def mentions(version: str = RELEASE) -> tuple[str, ...]:
-    """Every file that mentions DFlash."""
-    return tuple(sorted(path for path, data in package(version).items() if WATCHED.search(data)))
+    """Every file under `srt/` that mentions DFlash."""
+    files = {path: data for path, data in package(version).items() if path.startswith("srt/")}
+    return tuple(sorted(path for path, data in files.items() if WATCHED.search(data)))
 
 
 def snapshot(wanted: frozenset[str], version: str = RELEASE) -> tuple[Manifest, dict[str, bytes]]:

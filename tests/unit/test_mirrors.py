@@ -182,3 +182,22 @@ def test_every_override_of_a_published_release_is_in_its_table(version: str):
     }
     assert found <= mirrors.keys()
     assert len(check_read([], symbols, (), modules, base)) == len(found) > 3
+
+
+@pytest.mark.parametrize("version", [row.version for row in KNOWN])
+def test_what_the_attention_kernel_stands_in_for_has_been_read(version: str):
+    """It is replaced on the object, where no edit tells of an argument that moved to another place."""
+    row = known(version)
+    assert row is not None
+    base = wheels.package(version)
+    backend = "srt/layers/attention/triton_backend.py"
+    kernels = next(
+        path for path in base if path.endswith(("ops/attention/extend_attention.py", "triton_ops/extend_attention.py"))
+    )
+    wanted = {Place(backend, "TritonAttnBackend.forward_extend")}
+    wanted |= {Place(kernels, name) for name in ("_fwd_kernel", "extend_attention_fwd")}
+    if b"def _forward_extend_kernel(" in base[backend]:
+        wanted.add(Place(backend, "TritonAttnBackend._forward_extend_kernel"))
+
+    assert wanted <= load_mirrors(row.sites).keys()
+    assert {kernels, backend} <= wanted_paths()
