@@ -20,6 +20,8 @@ FURTHER = 4
 FEW = 8
 #: What --arms may name beside budgets; `block` is the budget with as many nodes as DFLASH's chain has.
 ARM_NAMES = ("plain", "DFLASH", "auto", "chain", "block")
+#: The end of the names of arms in the engine without calibration.
+UNCALIBRATED = ", uncalibrated"
 #: Left out in this order when the GPU does not hold all engines.
 DISPENSABLE = ("ddtree-more", "unpadded", "uncalibrated")
 #: Bytes beside weights and KV: context, graphs, logits; as an H200 showed with a vocabulary of 152 k.
@@ -73,7 +75,7 @@ class Bench:
         fitted = {"speculative_ddtree_calibration": "auto"} if options.without_calibration else {}
         self._add("DDTREE auto", "ddtree", lanes | fitted)
         if options.without_calibration:
-            self._add("DDTREE auto, uncalibrated", "uncalibrated", lanes | {"speculative_ddtree_calibration": "off"})
+            self._add(f"DDTREE auto{UNCALIBRATED}", "uncalibrated", lanes | {"speculative_ddtree_calibration": "off"})
         sizes = [size for size in concurrencies(options) if size <= FEW]
         more = [budget for budget in numbers(options.more) if self.wanted(Arm("", "", budget))]
         if more and sizes:
@@ -90,7 +92,7 @@ class Bench:
     def wanted(self, arm: Arm) -> bool:
         """Whether --arms names it; an engine of trees has arms of its own beside the one that it is added with."""
         named = words(self.options.arms)
-        kind = arm.name.removeprefix("DDTREE ").removesuffix(", uncalibrated") if arm.budget is None else arm.budget
+        kind = arm.name.removeprefix("DDTREE ").removesuffix(UNCALIBRATED) if arm.budget is None else arm.budget
         return not named or str(kind) in named or (kind == self.block - 1 and "block" in named)
 
     def add_budgets(self, listed: dict[str, Any]) -> None:
@@ -102,7 +104,7 @@ class Bench:
             found = numbers(listed[name]) if isinstance(listed[name], str) else listed[name]
             if name == "uncalibrated":
                 found = [budget for budget in found if budget in (self.block - 1, 64)]
-            end = ", uncalibrated" if name == "uncalibrated" else ""
+            end = UNCALIBRATED if name == "uncalibrated" else ""
             arms = [Arm(f"DDTREE {budget}{end}", name, budget) for budget in (*others, *found)]
             self.arms += [arm for arm in arms if self.wanted(arm)]
 

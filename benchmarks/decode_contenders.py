@@ -20,15 +20,13 @@ import math
 from typing import Any
 
 import decode_figures
-from decode_arms import Arm
+from decode_arms import UNCALIBRATED, Arm
 from decode_engines import Started
 from decode_plan import Cell
 from decode_rounds import CLOSING, alive, cells_of, one_block
 from decode_run import Run
 
 
-#: The end of the names of arms in the engine without calibration.
-UNCALIBRATED = ", uncalibrated"
 #: What an arm needs of the best other arm's tokens per second.
 NEAR = 0.93
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import decode_efficiency
 import decode_verdicts
+from decode_arms import UNCALIBRATED
 
 
 #: The arm that drafts DFLASH's chain in the engine of trees.
@@ -190,7 +191,7 @@ def beside(measured: dict[tuple[int, str], Rounds], concurrency: int, name: str)
         for (size, arm), rounds in measured.items()
         if size == concurrency
         and arm != name
-        and (not arm.startswith("DDTREE") or ("uncalibrated" in arm) == ("uncalibrated" in name))
+        and (not arm.startswith("DDTREE") or arm.endswith(UNCALIBRATED) == name.endswith(UNCALIBRATED))
     }
     return {arm: value for arm, value in ratios.items() if value is not None}
 
@@ -242,11 +243,11 @@ def calibrations(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """
     found, measured = [], by_cell(measurements)
     for concurrency, name in measured:
-        control = measured.get((concurrency, f"{name}, uncalibrated"))
+        control = measured.get((concurrency, f"{name}{UNCALIBRATED}"))
         if control is None or name == CHAIN:
             continue
         own = measured[concurrency, name]
-        chains = [measured.get((concurrency, f"{CHAIN}{end}"), {}) for end in ("", ", uncalibrated")]
+        chains = [measured.get((concurrency, f"{CHAIN}{end}"), {}) for end in ("", UNCALIBRATED)]
         speed, logs = ratio("tok_s", own, control), by_round("tok_s", own, control)
         processes, process_logs = ratio("tok_s", *chains), by_round("tok_s", *chains)
         accept = ratio("accept", own, control)

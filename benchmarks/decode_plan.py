@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import decode_figures
-from decode_arms import Arm, concurrencies
+from decode_arms import UNCALIBRATED, Arm, concurrencies
 
 
 #: In every round, whatever the time.
-MAIN = ("plain", "DFLASH", "DDTREE auto", "DDTREE auto, uncalibrated")
+MAIN = ("plain", "DFLASH", "DDTREE auto", f"DDTREE auto{UNCALIBRATED}")
 #: Rows of a step about which trees were fastest on an H200 with an 8B target, whatever the concurrency.
 BEST_ROWS = 128
 #: Rows of a request without a budget of its own, about.

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from decode_arms import Arm, concurrencies, numbers
+from decode_arms import UNCALIBRATED, Arm, concurrencies, numbers
 from decode_engines import EngineEndedError, Started
 from decode_plan import OVERHEAD
 from decode_run import Run
@@ -16,7 +16,7 @@ from decode_run import Run
 
 def staged_arms(arms: list[Arm]) -> list[Arm]:
     """Whose steps have stages."""
-    return [arm for arm in arms if arm.name != "plain" and "uncalibrated" not in arm.name]
+    return [arm for arm in arms if arm.name != "plain" and not arm.name.endswith(UNCALIBRATED)]
 
 
 def staged_sizes(options: argparse.Namespace) -> list[int]:

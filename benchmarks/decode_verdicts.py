@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from decode_arms import UNCALIBRATED
+
 
 #: What a run is to show: of `auto` over the best other arm and over DFLASH, of a tree at concurrency 1.
 TO_BEST, TO_DFLASH, EFFICIENCY, GAIN = 0.97, 1.05, 0.95, 1.24
@@ -22,7 +24,7 @@ def verdicts(result: dict[str, Any], found: dict[str, Any]) -> list[dict[str, An
                 text = f"least {give_or_take(least, figure)} at concurrency {least['concurrency']}"
                 text += f", of {len(known)} concurrencies"
                 rows.append(verdict(f"{name} is at least {bound} x {what}", least[figure] >= bound, text))
-    single = [row for row in found["efficiency"] if row["concurrency"] == 1 and "uncalibrated" not in row["arm"]]
+    single = [row for row in found["efficiency"] if row["concurrency"] == 1 and not row["arm"].endswith(UNCALIBRATED)]
     if single:
         best = max(single, key=lambda row: row["to_dflash"])
         text = f"{best['efficiency']:.3f} of what accept length and verify width allow, with {best['arm']}"
