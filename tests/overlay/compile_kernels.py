@@ -57,7 +57,7 @@ def recorded() -> Iterator[list[Launch]]:
     """Note launches instead of launching."""
     found: list[Launch] = []
 
-    def note(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:  # noqa: ARG001
+    def note(kernel: JITFunction, *args: Any, **options: Any) -> None:
         found.append((kernel, args, options))
 
     run = JITFunction.run
@@ -83,7 +83,7 @@ def compile_job(number: int) -> dict[str, Any]:
     sys.stderr.flush()
     triton.runtime.driver.set_active(Driver(capability))
     try:
-        compiled = kernel.run(*args, grid=None, warmup=True, **options)
+        compiled = kernel.run(*args, **options | {"grid": None, "warmup": True})
     except Exception as error:
         return told | {"error": f"{type(error).__name__}: {error}"}
     assert compiled.asm["cubin"]
