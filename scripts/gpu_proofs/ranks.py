@@ -22,12 +22,17 @@ CUT = 37
 
 
 def part_ranks(part: Part) -> None:
-    """Every arm on two GPUs, and the same trees on one for their accept length."""
+    """Every arm on two GPUs, and the same trees on one for their accept length.
+
+    `auto` is fitted as well, and has pages of 16: ranks have to switch widths, and exponents, at the same step.
+    """
     options, two = part.options, {"tp_size": 2}
     calls = texts(options)
     plain = plain_engine(part, calls, **two)
     tree = part.drafting("DDTREE")
     arms = {f"DDTREE {options.budget}": part.engine("ddtree", calls, ranked=True, **two, **tree)}
+    chooses = {"speculative_ddtree_budget": "auto", "speculative_ddtree_calibration": "auto", "page_size": 16}
+    auto = arms["auto"] = part.engine("auto", calls, ranked=True, **two, **tree | chooses)
     one = {f"DDTREE {options.budget}": part.engine("ddtree-one", calls, **tree)}
     if options.cpu:
         part.check("DFLASH on two ranks", None, "SGLang has DFLASH's gather for GPUs only")
@@ -43,7 +48,8 @@ def part_ranks(part: Part) -> None:
 
     judge(part, plain, arms)
     judge(part, padded, {f"DDTREE {options.budget}, cut vocabulary": cut_tree}, ", cut vocabulary")
-    for name, arm in (("greedy", arms[f"DDTREE {options.budget}"]), ("drawn", drawn), ("cut vocabulary", cut_tree)):
+    hashed = {"greedy": arms[f"DDTREE {options.budget}"], "auto": auto, "drawn": drawn, "cut vocabulary": cut_tree}
+    for name, arm in hashed.items():
         report_ranks(part, name, arm)
     report_seeds(part, drawn)
     report_acceptance(part, arms)
