@@ -6,9 +6,11 @@
 
 The real chooser and observer run in a made-up server (`choosing_world.py`), on made-up texts (`choosing_texts.py`).
 Every number is tokens per second as a part of what the best single choice for that text and concurrency would have got,
-known in hindsight: of the first 300 steps of a server, of its first 1000, and of 1000 after those. Times of graphs, and
-what a step takes beside them, are those of `results/0.5.11-8b-sglang-attention.json`, of `crowded` those of its 0.5.17
-sister; how they scatter and what is accepted is invented.
+known in hindsight: of the first 300 steps of a server, of its first 1000, and of 1000 after those. `1 to 48` is a batch
+that grows and shrinks, `in turns` one of 1, 4, 16 and 48 for 100 steps each, with seconds of something else between
+them, ten times. Times of graphs, and what a step takes beside them, are those of runs with SGLang's own attention
+kernel (`results/*-sglang-attention.json`: of `crowded` 0.5.17's, else 0.5.11's); how they scatter and what is accepted
+is invented.
 
     host      the first generation's host beside the graphs of an 8B model on an H200
     noisy     the same with steps that scatter by 10 %, drift as far, and three outliers in a hundred
@@ -18,6 +20,8 @@ sister; how they scatter and what is accepted is invented.
     stairs    compute-bound in coarse tiles
     bluff     a drafter that is sure and wrong, with plain steps among the choices
     crowded   the second generation's, with plain steps among the choices: at 48 requests they are the best by far
+    phases    a tiny model, and a host that is up to 1.8 times as slow for some tenths of a second to some seconds
+    slower    the first generation's host with an 8B model, up to 1.2 times as slow for as long
     blind     no start-up measurement
 
 Needs torch; the engine environment (`scripts/engine_env`) has it.
@@ -42,12 +46,13 @@ from overlay_modules import overlay_importable
 
 def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
     """By name: a call that makes a server, and the text that it decodes."""
+    import choosing_costs as made_up
     import choosing_texts as texts
-    import choosing_world as made_up
+    from choosing_world import World
 
     def server(cost: Any, prior: Any = made_up.graphs, **kwargs: Any) -> Callable[..., Any]:
         known = None if prior is None else made_up.start_up(prior)
-        return lambda seed: made_up.World(cost, prior=known, seed=seed, **kwargs)
+        return lambda seed: World(cost, prior=known, seed=seed, **kwargs)
 
     code, prose = texts.CODE, texts.PROSE
     return {
@@ -62,6 +67,11 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
             server(made_up.overlapped, made_up.overlapped_graphs, choices=(*texts.CHOICES, texts.NONE)),
             prose,
         ),
+        "phases": (
+            server(made_up.tiny, made_up.tiny_graphs, phases=1.8, choices=(*texts.CHOICES, texts.NONE)),
+            texts.HARD,
+        ),
+        "slower": (server(made_up.host_bound, phases=1.2), prose),
         "blind": (server(made_up.compute_bound, None), prose),
     }
 
@@ -92,6 +102,21 @@ def wander(make: Callable[..., Any], text: Any, seeds: Iterable[int]) -> list[fl
     return [statistics.mean(column) for column in zip(*found, strict=True)]
 
 
+def turns(make: Callable[..., Any], text: Any, seeds: Iterable[int]) -> list[float]:
+    """Batches of few sizes for a moment each, and seconds of something else between: five turns, then five more."""
+    found = []
+    for seed in seeds:
+        world, row = make(seed), []
+        for _ in range(2):
+            begin = world.tokens, world.best_tokens
+            for size in (1, 4, 16, 48) * 5:
+                world.pause(3000.0)
+                world.decode(text, size, steps=100)
+            row.append((world.tokens - begin[0]) / (world.best_tokens - begin[1]))
+        found.append(row)
+    return [statistics.mean(column) for column in zip(*found, strict=True)]
+
+
 def main() -> None:
     """Simulate and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -110,8 +135,11 @@ def main() -> None:
             for size in map(int, options.concurrency.split(",")):
                 (first, thousand, next_), best = cell(make, text, size, seeds)
                 print(f"{name:<42} {size:>11} {first:>11.3f} {thousand:>11.3f} {next_:>11.3f}   {best}", flush=True)
-            thousand, next_ = wander(make, text, seeds)
-            print(f"{name:<42} {'1 to 48':>11} {'':>11} {thousand:>11.3f} {next_:>11.3f}", flush=True)
+            for mode, (thousand, next_) in {
+                "1 to 48": wander(make, text, seeds),
+                "in turns": turns(make, text, seeds),
+            }.items():
+                print(f"{name:<42} {mode:>11} {'':>11} {thousand:>11.3f} {next_:>11.3f}", flush=True)
     print(f"{time.monotonic() - start:.0f} s")
 
 

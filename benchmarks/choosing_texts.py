@@ -37,6 +37,7 @@ class Text:
 
 CODE = Text(0.85, 1.3)
 PROSE = Text(0.55, 1.2)
+HARD = Text(0.42, 1.0)
 BLUFF = Text(0.9, 1.0, blind=0.97)
 
 

@@ -8,17 +8,13 @@ decoding. Import it where the overlay can be imported (`overlay_modules.overlay_
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import random
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,115 +22,19 @@ from sglang.srt.speculative.ddtree import observing
 from sglang.srt.speculative.ddtree.auto import Auto
 from sglang.srt.speculative.ddtree.choice import Chooser
 from sglang.srt.speculative.ddtree.observing import Observer
-from sglang.srt.speculative.ddtree.round_times import Choice
-from sglang.srt.speculative.ddtree.start_up_times import prior_of
 
-from choosing_texts import BLOCK, CHOICES, NONE, WIDTHS, Requests, Text, emitted, requests_of
+from choosing_costs import BUCKETS, Cost, bucket_of
+from choosing_texts import BLOCK, CHOICES, WIDTHS, Requests, Text, emitted, requests_of
 
 
-BUCKETS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48)
+if TYPE_CHECKING:
+    from sglang.srt.speculative.ddtree.round_times import Choice
+
+
 #: Nodes of a step that lanes have graphs for: `lane_sizes`.
 NODES = 2080
-RESULTS = Path(__file__).resolve().parent / "results"
-MEASURED, OVERLAPPED = RESULTS / "0.5.11-8b-sglang-attention.json", RESULTS / "0.5.17-8b-sglang-attention.json"
-
-#: Milliseconds of a step, by batch size and choice.
-Cost = Callable[[int, Choice], float]
-
-
-# What steps take.
-
-
-def memory_bound(batch_size: int, choice: Choice) -> float:
-    """Weights are read once whatever the width; a little is added by each token."""
-    return 0.5 + (0 if choice.shape == "none" else 2.0) + 7.0 + 0.004 * batch_size * choice.width
-
-
-def staircase(batch_size: int, choice: Choice) -> float:
-    """Compute-bound in tiles of 128 tokens, as soon as there are more than 256 of them."""
-    tiles = -(-batch_size * choice.width // 128)
-    return 0.5 + (0 if choice.shape == "none" else 2.0 + 0.02 * batch_size) + max(7.0, 3.2 * tiles)
-
-
-@cache
-def measured(file: Path = MEASURED) -> tuple[Mapping[tuple[int, Choice], float], Callable[[int], float]]:
-    """Of a run of `decode.py`: what the graphs of each bucket and choice take, and what a tree takes beside them.
-
-    Where steps that draft nothing were no arm of it, they are taken to cost what plain decoding does, three tenths of
-    it beside the graph.
-    """
-    run = json.loads(file.read_text())
-    info = run["engines"]["ddtree"]["info"]
-    verify = {(int(w), int(b)): t for w, row in info["ddtree_verify_ms"].items() for b, t in row.items()}
-    draft = {int(b): t for b, t in info["ddtree_draft_ms"].items()}
-    beside: dict[int, list[float]] = {}
-    for cell in run["figures"]["cells"]:
-        size, name, step = cell["concurrency"], cell["arm"], cell["step_ms"]["pooled"]
-        if name == "plain" and "1" not in info["ddtree_verify_ms"]:
-            verify[1, size] = 0.7 * step
-        budget = name.removeprefix("DDTREE ")
-        if budget.isdigit() and int(budget) and size in draft and (int(budget) + 1, size) in verify:
-            beside.setdefault(size, []).append(step - verify[int(budget) + 1, size] - draft[size])
-    sizes = sorted(beside)
-    found = [statistics.median(beside[size]) for size in sizes]
-    return prior_of((*CHOICES, NONE), BUCKETS, verify, draft), lambda size: float(np.interp(size, sizes, found))
-
-
-def graphs(batch_size: int, choice: Choice) -> float:
-    """Milliseconds of the graphs on an H200, of a batch as large as its graph."""
-    return measured()[0][bucket_of(batch_size), choice]
-
-
-def host_bound(batch_size: int, choice: Choice) -> float:
-    """The graphs on an H200 and what the first generation's host adds, with an 8B model."""
-    return graphs(batch_size, choice) + (
-        0.43 * graphs(batch_size, choice) if choice == NONE else measured()[1](batch_size)
-    )
-
-
-def overlapped(batch_size: int, choice: Choice) -> float:
-    """The second generation on an H200, an 8B model: what plain decoding takes beside its graph is the same for all."""
-    found, beside = measured(OVERLAPPED)
-    return found[bucket_of(batch_size), choice] + (0.85 if choice == NONE else beside(batch_size))
-
-
-def overlapped_graphs(batch_size: int, choice: Choice) -> float:
-    """Milliseconds of its graphs alone."""
-    return measured(OVERLAPPED)[0][bucket_of(batch_size), choice]
-
-
-def compute_bound(batch_size: int, choice: Choice) -> float:
-    """The graphs alone, as where the host is a step ahead."""
-    return graphs(batch_size, choice) + 0.3
-
-
-def hidden(batch_size: int, choice: Choice) -> float:
-    """A small model, whose graphs are over before the host is."""
-    return max(4.0 + 0.02 * batch_size, 0.3 * graphs(batch_size, choice))
-
-
-def bucket_of(batch_size: int) -> int:
-    """The graph that a batch is padded to."""
-    return next((bucket for bucket in BUCKETS if bucket >= batch_size), BUCKETS[-1])
-
-
-def start_up(cost: Cost, *, without: float = 0.0, wrong: float = 0.01) -> dict[tuple[int, Choice], float]:
-    """What a start-up measurement would say.
-
-    Args:
-        cost: What the graphs really take.
-        without: Milliseconds of it that it does not see.
-        wrong: Relative spread of its error.
-    """
-    random_ = random.Random(3)  # noqa: S311
-    return {
-        (bucket, choice): (cost(bucket, choice) - without) * (1 + wrong * random_.uniform(-1, 1))
-        for bucket in BUCKETS
-        for choice in (*CHOICES, NONE)
-    }
-
-
-# The server.
+#: Milliseconds that a phase of the host lasts, from and to.
+_PHASE = (200.0, 5000.0)
 
 
 class _Moment:
@@ -164,6 +64,8 @@ class World:
         outliers: Part of the steps that take two to ten times as long.
         stalls: Part of the steps that a stall begins at: ten steps, and the gaps behind them, take four times as long.
         drift: Relative spread of a slow change of all times, of some hundred steps.
+        phases: The slowest that the host gets for a while, as a multiple of its best: it changes at random, for
+            `_PHASE` milliseconds, and all choices take so much longer.
         first: How much longer the first three steps of every choice take.
         gap: Milliseconds between two steps.
         interrupted: Part of the steps that a prefill precedes; a request that ends is replaced by one as well.
@@ -178,6 +80,7 @@ class World:
     outliers: float = 0.01
     stalls: float = 0.0
     drift: float = 0.05
+    phases: float = 1.0
     first: float = 1.3
     gap: float = 0.5
     interrupted: float = 0.02
@@ -190,6 +93,7 @@ class World:
         )
         self.chooser = Chooser(self.choices, BUCKETS, chain_width=BLOCK, prior=prior, fits=self.fits)
         self.clock, self._level, self._stalled = 0.0, 0.0, 0
+        self._phase, self._phase_ends = 1.0, 0.0
         observer = Observer(WIDTHS, "cpu")
         observer._moments = SimpleNamespace(now=lambda: _Moment(self), give_back=lambda *_: None)  # noqa: SLF001
         self._auto = Auto(self.chooser, observer, SimpleNamespace(rank_in_group=0, world_size=1))
@@ -228,7 +132,7 @@ class World:
         took = self.cost(bucket_of(batch_size), choice) * (self.first if self._ran[choice] <= 3 else 1.0)
         self._level = 0.99 * self._level + self._random.gauss(0.0, 0.14 * self.drift)
         scatter = (1.0 + self._level) * math.exp(self._random.gauss(0.0, self.noise))
-        longer = self._stall()
+        longer = self._stall() * self._slow()
         scatter *= self._random.uniform(2, 10) if self._random.random() < self.outliers else 1.0
         self.clock += took * scatter * longer
         if choice.shape != "none":
@@ -249,6 +153,18 @@ class World:
             self.stall()
         is_stalled, self._stalled = self._stalled > 0, max(0, self._stalled - 1)
         return 4.0 if is_stalled else 1.0
+
+    def _slow(self) -> float:
+        """How much longer everything takes in the phase that the host is in."""
+        if self.phases > 1.0 and self.clock >= self._phase_ends:
+            self._phase = self._random.uniform(1.0, self.phases)
+            self._phase_ends = self.clock + math.exp(self._random.uniform(*map(math.log, _PHASE)))
+        return self._phase
+
+    def pause(self, milliseconds: float) -> None:
+        """Something else runs for so long."""
+        self._auto.interrupt()
+        self.clock += milliseconds
 
     def stall(self) -> None:
         """A stall of ten steps begins now."""

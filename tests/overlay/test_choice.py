@@ -21,11 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from sglang.srt.speculative.ddtree.choice import Choice, Chooser, Step
 from sglang.srt.speculative.ddtree.round_times import RoundTimes
 
-from choosing_texts import BLOCK, BLUFF, CHOICES, CODE, NONE, PROSE, Text, emitted
-from choosing_world import (
+from choosing_costs import (
     BUCKETS,
     Cost,
-    World,
     compute_bound,
     graphs,
     hidden,
@@ -36,6 +34,8 @@ from choosing_world import (
     staircase,
     start_up,
 )
+from choosing_texts import BLOCK, BLUFF, CHOICES, CODE, NONE, PROSE, Text, emitted
+from choosing_world import World
 
 
 def world(cost: Cost, prior: Any = None, **kwargs: Any) -> World:
