@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -40,27 +41,35 @@ def timed_sizes(batch_sizes: Sequence[int]) -> list[int]:
 def time_graphs(widths: Sequence[int], batch_sizes: Sequence[int], replay: Replay) -> dict[tuple[int, int], float]:
     """Milliseconds of one replay, by width and batch size; waits for the device.
 
+    The least of a few: a small graph is over before a host that is disturbed launches the next one.
+
     Args:
         widths: What graphs were captured for.
         batch_sizes: Sizes to time.
         replay: Finds a graph.
     """
-    marks: dict[tuple[int, int], tuple[Any, Any]] = {}
+    marks: dict[tuple[int, int], list[Any]] = {}
     for size in batch_sizes:
         for width in widths:
             run = replay(width, size)
             if run is None:
                 continue
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             run()
-            start.record()
+            marks[width, size] = [_mark()]
             for _ in range(_REPLAYS):
                 run()
-            end.record()
-            marks[width, size] = start, end
+                marks[width, size].append(_mark())
     if marks:
         torch.cuda.synchronize()
-    return {key: start.elapsed_time(end) / _REPLAYS for key, (start, end) in marks.items()}
+    return {
+        key: min(start.elapsed_time(end) for start, end in itertools.pairwise(events)) for key, events in marks.items()
+    }
+
+
+def _mark() -> Any:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 def prior_of(
