@@ -7,6 +7,7 @@ choice would have got.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import statistics
 import sys
@@ -19,7 +20,6 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
 from sglang.srt.speculative.ddtree.choice import Choice, Chooser, Step
-from sglang.srt.speculative.ddtree.round_times import RoundTimes
 
 from choosing_costs import (
     BUCKETS,
@@ -117,44 +117,6 @@ def test_one_stall_is_forgotten(phase: int) -> None:
         here.stall()
         here.decode(PROSE, 16, steps=100)
         assert here.decode(PROSE, 16, steps=500) >= 0.97
-
-
-def times_of(*choices: Choice) -> RoundTimes:
-    """Of one bucket, in which choices take ten milliseconds and are well known."""
-    times = RoundTimes([8])
-    for _ in range(3):
-        for choice in choices:
-            times.observe(8, choice, [10.0] * 8)
-    return times
-
-
-def test_a_look_at_a_stall_is_believed_only_when_it_comes_again() -> None:
-    """Until then it does not count as a look; the rounds of the other choice show that the bucket has not moved."""
-    used, looked_at = Choice(16), Choice(33)
-    times = times_of(looked_at, used)
-    for took, believed, doubted in ((40.0, 10.0, looked_at), (30.0, 30.0, None)):
-        for _ in range(4):
-            times.observe(8, used, [10.0] * 8)
-        age = times.known(8, looked_at)[1]
-        times.observe(8, looked_at, [took] * 8)
-        assert times.step(8, looked_at) == pytest.approx(believed)
-        assert times.doubted(8) == doubted
-        assert times.known(8, looked_at)[1] == (age if doubted else 0)
-    assert times.step(8, used) == pytest.approx(10.0)
-
-
-def test_a_bucket_has_moved_when_three_periods_say_so() -> None:
-    """Then all choices take longer; meanwhile nothing is learned of one that is hardly known, and of the gap."""
-    used, other, new = Choice(16), Choice(33), Choice(65)
-    times = times_of(other, used)
-    for count in range(3):
-        assert times.step(8, used) == times.step(8, other) == pytest.approx(10.0)
-        times.observe(8, used, [20.0] * 8, [2.0])
-        times.observe(8, new, [20.0] * 8 if count < 2 else [])
-    assert times.step(8, used) == times.step(8, other) == pytest.approx(20.0)
-    assert times.known(8, new)[0] == 0
-    assert times.gap(8) == 0.0
-    assert times.doubted(8) is None
 
 
 def test_steps_between_prefills_are_timed() -> None:
@@ -258,6 +220,20 @@ def test_a_look_lasts_one_period() -> None:
         looks.append(chooser.choose(8) == Choice(33))
     assert chooser.best(8) == Choice(BLOCK)
     assert looks[:3] == [True, False, True]
+
+
+def test_a_look_ends_when_the_batch_changes() -> None:
+    """It is none for the batch that comes there later: that begins with what is known."""
+    prior = {(bucket, choice): 12.0 if choice.width > BLOCK else 10.0 for choice in CHOICES for bucket in (4, 8, 16)}
+    chooser = Chooser(CHOICES, (4, 8, 16), chain_width=BLOCK, prior=prior)
+    accepted = [8.0 * tokens for tokens in (1, 2, 4, 8)]
+    step = Step(8, Choice(BLOCK), 8, 14.0, 0.5, accepted=accepted, expected=[*accepted, 8 * 9.0])
+    chooser.observe([step] * 8)
+    chooser.replan()
+    assert chooser.choose(8) == Choice(33) != chooser.best(8)
+    chooser.observe([dataclasses.replace(step, batch_size=16)] * 8)
+    chooser.replan()
+    assert chooser.choose(8) == chooser.best(8)
 
 
 def test_looks_that_lose_much_are_short() -> None:

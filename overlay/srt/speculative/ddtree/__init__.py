@@ -20,7 +20,7 @@
     auto          the choice made while serving, the same on every rank; `auto_setup`: what it is made of
     choice        which width and shape promise most tokens a millisecond; `accept_rates`, `round_times`: from what
     observing     what steps take and tell, without waiting for the device; `tally`: what a step tells of every width
-    start_up_times  what a step costs in every lane, by replays at a start
+    start_up_times  what a step costs in every lane, by replays at a start; `start_up_bounds`: what that allows later
     report        log, metrics and `/server_info`
     plain_forward  the target's forward of a step that drafts nothing; `plain_step`: the first worker's, by the names of
                   this release; `plain_steps`: the second worker's, `kept_states`: the hidden states of its graphs

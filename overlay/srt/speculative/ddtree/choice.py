@@ -92,11 +92,13 @@ class Chooser:
 
     def observe(self, steps: Iterable[Step]) -> None:
         """Take in what steps showed, in their order."""
-        took: dict[tuple[int, Choice], tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+        took: dict[int, list[tuple[Choice, list[float], list[float]]]] = defaultdict(list)
         for step in steps:
             bucket = self.times.bucket(step.batch_size)
             self._active.add(bucket)
-            for value, values in zip((step.milliseconds, step.gap), took[bucket, step.choice], strict=True):
+            if not took[bucket] or took[bucket][-1][0] != step.choice:
+                took[bucket].append((step.choice, [], []))
+            for value, values in zip((step.milliseconds, step.gap), took[bucket][-1][1:], strict=True):
                 if value is not None:
                     values.append(value)
             if step.choice.shape == "chain" and step.accepted:
@@ -105,8 +107,9 @@ class Chooser:
                 self.rates.observe_tree(
                     step.requests, step.choice.width, step.accepted, step.expected, step.chain_accepted
                 )
-        for (bucket, choice), (times, gaps) in took.items():
-            self.times.observe(bucket, choice, times, gaps)
+        for bucket, rounds in took.items():
+            for choice, times, gaps in rounds:
+                self.times.observe(bucket, choice, times, gaps)
 
     def replan(self) -> None:
         """Plan the next period, from everything observed so far.
@@ -121,8 +124,11 @@ class Chooser:
         due = self._active | {self.times.buckets[self._turn]} if self._is_planned else set(self.times.buckets)
         self._is_planned = True
         emitted = {choice: self.rates.emitted(*choice) for choice in self.choices}
-        for bucket in sorted(due):
-            self._replan_bucket(bucket, emitted)
+        for bucket in self.times.buckets:
+            if bucket in due:
+                self._replan_bucket(bucket, emitted)
+            else:
+                self.plan[bucket] = self._best[bucket]  # a look that nobody runs now is none when somebody does
         self._active.clear()
 
     def best(self, bucket: int) -> Choice:
@@ -150,15 +156,12 @@ class Chooser:
 
     def _replan_bucket(self, bucket: int, emitted: Mapping[Choice, float]) -> None:
         """Plan one bucket: the best choice for all that is known, or one to look at."""
-        doubted = self.times.doubted(bucket)
-        if doubted is not None:  # what is well known tells what has happened, so it runs until that is clear
-            self.plan[bucket] = self._best[bucket] if self.times.is_sure(bucket, self._best[bucket]) else doubted
-            return
         rates = {choice: emitted[choice] / self.times.expected(bucket, choice) for choice in self._allowed[bucket]}
         best = max(rates, key=lambda choice: (rates[choice], -choice.width))
         if rates[best] > _ADVANTAGE * rates[self._best[bucket]]:
             self._best[bucket] = best
-        looked_at = self._look(bucket, rates, emitted) if bucket in self._active else None
+        may_look = bucket in self._active and self.times.is_settled(bucket)
+        looked_at = self._look(bucket, rates, emitted) if may_look else None
         self.plan[bucket] = looked_at or self._best[bucket]
         if looked_at is not None and rates[looked_at] < _COSTLY * rates[self._best[bucket]]:
             self.period = min(self.period, _SHORT_LOOK)
@@ -177,11 +180,12 @@ class Chooser:
         ):  # nothing is drafted: one look tells of all choices, and has the time of all
             age = len(known) * min(age for _, age in known.values()) if running == chosen else 0
             known = {choice: (measured, age) for choice, (measured, _) in known.items()}
-        known.pop(running, None)  # what is looked at now tells of itself a period later
+        # What is looked at now tells of itself a period later, and is compared with what runs next.
+        known = {c: found for c, found in known.items() if c != running and not self.times.is_pending(bucket, c)}
         hopes = {}
         for choice, (measured, age) in known.items():
             doubt = DOUBT * PERIOD / (PERIOD + measured) if measured else 0.0
-            rate = rates[choice] if measured else emitted[choice] / self.times.least(bucket, choice)
+            rate = emitted[choice] / self.times.least(bucket, choice)
             hopes[choice] = rate * (1.0 + doubt + _AGING * age)
         best = max(hopes, key=lambda choice: (hopes[choice], -choice.width), default=chosen)
         return best if best != chosen and hopes[best] > _ADVANTAGE * rates[chosen] else None

@@ -8,19 +8,30 @@ from __future__ import annotations
 
 import bisect
 import statistics
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sglang.srt.speculative.ddtree.start_up_bounds import StartUp
 
-#: Weight of what a plan's rounds took, once a choice has been measured for a while.
+
+#: Weight of what a look at a choice shows, once it has been compared for a while.
 _WEIGHT = 0.3
-#: Of the first so many rounds' measurements the least counts: whatever disturbs a step makes it longer.
+#: Rounds of a choice that are compared with another's until what it takes is known.
 _FEW = 16
-#: What takes so many times as long as expected, or as short, is believed only after so many periods in a row.
-_FAR, _AGREED = 1.25, 3
-#: Rounds of others after which what a choice takes is still sure enough to tell what the bucket does.
-_FRESH = 16
+#: Two measurements of the same that differ by more than this were made at different levels. So much more, or less, than
+#: start-up allows a choice may take before it is wondered at.
+_APART = 1.1
+#: Without start-up, what is so many times as much as before is wondered at, or as little.
+_FAR = 1.25
+#: Rounds of the choice in use that the level is a quartile of: what disturbs a step makes it longer.
+_LEVELS = 48
+#: So few first rounds may have been disturbed: a compiler, caches, the end of a prefill. They may have taken so many
+#: times too long.
+_FIRST, _TOO_LONG = 6, 1.15
+#: Looks that can wait for what runs after them.
+_LOOKS = 8
 #: Relative doubt about a choice that was measured for a few rounds only: it may be so much better than it seems, and is
 #: not believed to be so much slower than others suggest.
 DOUBT = 0.05
@@ -40,18 +51,56 @@ class Choice(NamedTuple):
 
 
 @dataclass
-class _Measured:
-    """What rounds of one choice took in one bucket."""
+class _Lane:
+    """What a choice takes in a bucket."""
 
+    #: While the bucket's level is 1.
     milliseconds: float
-    #: The bucket's level when that was measured.
-    level: float
-    #: Rounds that were measured.
+    #: Rounds that were measured, and those of them that were compared with another choice's.
     rounds: int
+    compared: int
     #: Rounds that had been measured in this bucket by then, of all choices.
     last: int
-    #: What its last rounds took, over what was expected, if that was far from it; else 1.
-    far: float = 1.0
+    #: What its last look showed, if start-up says that it cannot be so.
+    strange: float | None = None
+    #: Whether that was seen again, and so is believed.
+    is_odd: bool = False
+
+
+class _Look(NamedTuple):
+    """Rounds of one choice that came between those of another."""
+
+    choice: Choice
+    milliseconds: float
+    rounds: int
+
+
+@dataclass
+class _Bucket:
+    #: The choice in use, what its last rounds took, and whether those before them took the same.
+    used: Choice
+    took: float
+    is_settled: bool = True
+    lanes: dict[Choice, _Lane] = field(default_factory=dict)
+    #: What rounds of the choice in use took lately, over what is kept of it, and the level that this makes.
+    levels: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVELS))
+    level: float = 1.0
+    #: What ran since its last rounds.
+    looks: deque[_Look] = field(default_factory=lambda: deque(maxlen=_LOOKS))
+    #: Rounds that were measured, of all choices.
+    rounds: int = 0
+
+    def use(self, seen: _Look) -> None:
+        """The choice in use took so long."""
+        self.used, self.took = seen.choice, seen.milliseconds
+        lane = self.lanes[seen.choice]
+        lane.rounds, lane.last = lane.rounds + seen.rounds, self.rounds
+        self.levels.extend([seen.milliseconds / lane.milliseconds] * seen.rounds)
+        self.level = sorted(self.levels)[len(self.levels) // 4]
+
+    def now(self, choice: Choice) -> float:
+        """Milliseconds that a choice takes now, as far as looks told."""
+        return self.lanes[choice].milliseconds * self.level
 
 
 class RoundTimes:
@@ -60,12 +109,14 @@ class RoundTimes:
     A round is its step (from before the draft to after the commit, always measurable) and the gap to the next one
     (the scheduler, the same for all choices; measurable only where nothing came between).
 
-    Contexts grow and clocks change, which moves all choices: what the choice in use takes now, over what it took, is
-    the bucket's level, and what other choices took moves with it.
+    What a step takes is what its choice takes, times the bucket's level, which is the same for all: contexts grow,
+    clocks change, and a host that does something else is slow for seconds. The level is what the choice in use takes
+    now, over what it took. What another takes is only ever compared with the choice in use, as that was right before
+    and right after: where those two differ, nobody knows at which level the look was made, and it has to be repeated.
 
-    A stall of some steps (another process, a cold cache) makes a choice look slow that is not, and what looks slow is
-    not looked at for long. So what is far from expected puts the bucket in doubt. If the next rounds are as expected it
-    was a stall, or the choice's own: that is believed when it is seen again. If they are as far, the bucket has moved.
+    So has a look that shows what start-up says cannot be: that a choice takes more than a wider one, or more than a
+    narrower one by more than its graph takes more, since what the host does is the same for all. Else a stall that hits
+    a look alone would keep a choice away for thousands of steps, or in use for as long.
 
     Args:
         buckets: Batch sizes, ascending; a batch belongs to the smallest that holds it, a larger one to the last.
@@ -74,13 +125,9 @@ class RoundTimes:
 
     def __init__(self, buckets: Sequence[int], prior: Mapping[tuple[int, Choice], float] | None = None) -> None:
         self.buckets = tuple(buckets)
-        self._prior = dict(prior or {})
-        self._measured: dict[int, dict[Choice, _Measured]] = {bucket: {} for bucket in self.buckets}
-        self._level = dict.fromkeys(self.buckets, 1.0)
+        self._start_up = StartUp(prior or {})
+        self._here: dict[int, _Bucket] = {}
         self._gap: dict[int, float] = {}
-        self._rounds = dict.fromkeys(self.buckets, 0)
-        #: Of the last periods in a row what they took over what was expected, all far from it, by bucket.
-        self._doubts: dict[int, list[tuple[Choice, float]]] = {bucket: [] for bucket in self.buckets}
 
     def bucket(self, batch_size: int) -> int:
         """The bucket of a batch."""
@@ -93,68 +140,94 @@ class RoundTimes:
             steps: Milliseconds of each step.
             gaps: Milliseconds between two steps with nothing else between them; negative ones count as none.
         """
-        known, age = self.known(bucket, choice)
-        self._rounds[bucket] += len(steps)
-        lane = self._measured[bucket].get(choice)
-        if steps and lane is not None and known >= _FEW:
-            expected = lane.milliseconds * self._level[bucket] / lane.level
-            ratio = statistics.median_low(steps) / expected
-            if not 1.0 / _FAR < ratio < _FAR:
-                lane.last += len(steps)  # it is looked at again as soon as if this look had not been
-                self._doubt(bucket, choice, ratio, age)
-                return
-            self._doubts[bucket].clear()
-            self._take(bucket, lane, expected * (1.0 + _WEIGHT * (ratio - 1.0)), is_same=not age)
-        elif self._doubts[bucket]:  # nobody knows at which level this was measured
-            return
-        elif steps and lane is not None:
-            expected = lane.milliseconds * self._level[bucket] / lane.level
-            self._take(bucket, lane, min(expected, statistics.median_low(steps)), is_same=False)
-        elif steps:
-            now = statistics.median_low(steps)
-            self._measured[bucket][choice] = _Measured(now, self._level[bucket], 0, self._rounds[bucket])
         if steps:
-            self._measured[bucket][choice].rounds += len(steps)
+            self._take_in(bucket, _Look(choice, statistics.median_low(steps), len(steps)))
         if gaps:
             gap = max(0.0, statistics.median(gaps))
             before = self._gap.get(bucket, gap)
             self._gap[bucket] = before + _WEIGHT * (gap - before)
 
-    def _take(self, bucket: int, lane: _Measured, milliseconds: float, *, is_same: bool) -> None:
-        """A choice takes so long now; where it is the same as before, what has changed is the bucket."""
-        if is_same:
-            self._level[bucket] *= milliseconds * lane.level / (lane.milliseconds * self._level[bucket])
-        lane.milliseconds, lane.level = milliseconds, self._level[bucket]
-        lane.last, lane.far = self._rounds[bucket], 1.0
-
-    def _doubt(self, bucket: int, choice: Choice, ratio: float, age: int) -> None:
-        """A choice took far more or less than expected: believe the least that was seen often enough, if any was."""
-        lane, doubts = self._measured[bucket][choice], self._doubts[bucket]
-        if doubts and (doubts[-1][1] > 1.0) != (ratio > 1.0):
-            doubts.clear()
-        is_again = not doubts and age > _FRESH and (lane.far > 1.0) == (ratio > 1.0) and lane.far != 1.0
-        ratios = [lane.far, ratio] if is_again else [far for _, far in doubts] + [ratio]
-        lane.far = ratio
-        doubts.append((choice, ratio))
-        if not is_again and len(doubts) < _AGREED:
+    def _take_in(self, bucket: int, seen: _Look) -> None:
+        """Rounds of the choice in use tell the level, and settle what the looks since its last ones were worth."""
+        choice, took, rounds = seen
+        here = self._here.get(bucket)
+        if here is None:  # all others are compared with it
+            here = self._here[bucket] = _Bucket(choice, took, lanes={choice: _Lane(took, 0, _FEW, 0)})
+        here.rounds += rounds
+        if choice == here.used:
+            here.is_settled = _are_alike(here.took, took)
+            self._judge(bucket, here, (here.took + took) / 2 if here.is_settled else min(here.took, took))
+        elif here.looks and here.looks[-1].choice == choice:  # twice in a row: it is in use now
+            here.is_settled = _are_alike(here.looks[-1].milliseconds, took)
+            if not here.is_settled:
+                here.looks[-1] = seen
+            self._judge(bucket, here, here.took)
+        else:
+            here.looks.append(seen)
             return
-        least = min(ratios, key=lambda far: abs(far - 1.0))
-        is_own = is_again or (age > _FRESH and all(other == choice for other, _ in doubts))
-        doubts.clear()
-        self._take(bucket, lane, lane.milliseconds * self._level[bucket] / lane.level * least, is_same=not is_own)
+        here.use(seen)
 
-    def doubted(self, bucket: int) -> Choice | None:
-        """The choice whose rounds just took far more or less than expected, while it is not known why."""
-        return self._doubts[bucket][-1][0] if self._doubts[bucket] else None
+    def _judge(self, bucket: int, here: _Bucket, beside: float) -> None:
+        """Learn from looks beside which the choice in use took so long; if that is not sure, of new choices only."""
+        for look in here.looks:
+            if here.is_settled or look.choice not in here.lanes:
+                self._learn(bucket, here, look, beside)
+        here.looks.clear()
+
+    def _learn(self, bucket: int, here: _Bucket, look: _Look, beside: float) -> None:
+        used, lane = here.lanes[here.used], here.lanes.get(look.choice)
+        level = beside / used.milliseconds
+        found = look.milliseconds / level
+        least, most = self._bounds(bucket, here, look.choice, beside)
+        least, most = least / level, most / level
+        if lane is None:
+            found = max(least, min(found, most))
+            lane = here.lanes[look.choice] = _Lane(found, 0, 0, 0)
+        before, lane.strange = lane.strange, None
+        is_near = _are_alike(found, lane.milliseconds)
+        if not is_near and not least <= found <= most:
+            if before is None or (before > lane.milliseconds) != (found > lane.milliseconds):
+                lane.strange = found
+                return
+            lane.milliseconds, lane.is_odd = min(before, found, key=lambda ms: abs(ms - lane.milliseconds)), True
+        elif not is_near and not least <= lane.milliseconds <= most:
+            lane.milliseconds, lane.is_odd = found, False
+        elif used.compared < _FEW <= lane.compared:  # the one that is known less well learns
+            used.milliseconds *= 1.0 + _weight(used, look) * (lane.milliseconds / found - 1.0)
+            used.compared += look.rounds
+        else:
+            lane.milliseconds += _weight(lane, look) * (found - lane.milliseconds)
+            lane.is_odd = not least <= found <= most
+        lane.compared += look.rounds
+        lane.rounds, lane.last = lane.rounds + look.rounds, here.rounds
+
+    def _bounds(self, bucket: int, here: _Bucket, choice: Choice, beside: float) -> tuple[float, float]:
+        """Between what a choice takes, where the one in use takes so long."""
+        start_up = self._start_up
+        least = start_up.least(bucket, choice, {here.used: beside}) / _APART
+        most = start_up.most(bucket, choice, here.used, beside) * _APART
+        if not start_up and choice in here.lanes:  # then what was seen before has to do
+            known = here.lanes[choice].milliseconds * beside / here.lanes[here.used].milliseconds
+            return known / _FAR, min(most, known * _FAR)
+        return (0.0 if choice.shape == "none" or not start_up else least), most
+
+    def is_settled(self, bucket: int) -> bool:
+        """Whether the last rounds of the choice in use took what those before them did, or are among the first."""
+        here = self._here.get(bucket)
+        return here is None or here.is_settled or len(here.levels) < _FIRST
+
+    def is_pending(self, bucket: int, choice: Choice) -> bool:
+        """Whether a choice was looked at and it is not known yet at which level."""
+        here = self._here.get(bucket)
+        return here is not None and any(look.choice == choice for look in here.looks)
 
     def known(self, bucket: int, choice: Choice) -> tuple[int, int]:
         """How many rounds of a choice were measured in a bucket, and how many of others since, or at all."""
-        lane = self._measured[bucket].get(choice)
-        return (0, self._rounds[bucket]) if lane is None else (lane.rounds, self._rounds[bucket] - lane.last)
-
-    def is_sure(self, bucket: int, choice: Choice) -> bool:
-        """Whether a choice was measured for more than a few rounds."""
-        return self.known(bucket, choice)[0] >= _FEW
+        here = self._here.get(bucket)
+        if here is None:
+            return 0, 0
+        lane = here.lanes.get(choice)
+        return (0, here.rounds) if lane is None else (lane.rounds, here.rounds - lane.last)
 
     def expected(self, bucket: int, choice: Choice) -> float:
         """Milliseconds that a round is expected to take: step and gap."""
@@ -167,69 +240,62 @@ class RoundTimes:
         return self._gap[min(self._gap, key=lambda known: abs(known - bucket))]
 
     def least(self, bucket: int, choice: Choice) -> float:
-        """Milliseconds that a round takes at least, of a choice that was not measured.
+        """Milliseconds that a round takes at least, as far as is known."""
+        return self._least(bucket, choice) + self.gap(bucket)
 
-        A host that is slower than the device hides what a wider graph takes more, and one that hides nothing gains
-        all that a narrower one takes less.
-        """
-        others = self._others(bucket, choice)
-        step = self._guess(bucket, choice, others, hidden=True) if others else self._base(bucket, choice)
-        return step + self.gap(bucket)
+    def _least(self, bucket: int, choice: Choice) -> float:
+        here, start_up = self._here.get(bucket), self._start_up
+        if here is None:
+            return start_up.base(bucket, choice)
+        used = {here.used: here.now(here.used)}
+        if choice not in here.lanes:
+            # Of the tree as wide as the chain only the graph is the same: the one in use tells as much.
+            is_chain = choice.shape == "chain" and here.used.shape == "tree"
+            return start_up.least(bucket, choice, used if is_chain else _others(here, choice))
+        step = self.step(bucket, choice)
+        is_doubtful = here.lanes[choice].rounds < _FIRST and here.lanes[here.used].rounds >= _FEW
+        if not is_doubtful or not start_up or choice == here.used:
+            return step
+        if choice.shape == "none":  # what it saves the host, start-up does not know
+            return step / _TOO_LONG
+        return min(step, (1.0 + DOUBT) * start_up.guess(bucket, choice, used))
 
     def step(self, bucket: int, choice: Choice) -> float:
         """Milliseconds that a step is expected to take.
 
         A choice that was not measured is expected to differ from the nearest measured one as at start-up.
         """
-        lane, others = self._measured[bucket].get(choice), self._others(bucket, choice)
-        guess = self._guess(bucket, choice, others) if others else self._base(bucket, choice)
-        if lane is None:
-            return guess
-        time = lane.milliseconds * self._level[bucket] / lane.level
-        is_doubtful = lane.rounds < _FEW <= max((self.known(bucket, other)[0] for other in others), default=0)
-        return min(time, (1.0 + DOUBT) * guess) if is_doubtful else time
+        here, start_up = self._here.get(bucket), self._start_up
+        if here is None or here.lanes.keys() == {choice}:
+            return start_up.base(bucket, choice) if here is None else here.now(choice)
+        others = _others(here, choice)
+        guess = (1.0 + DOUBT) * start_up.guess(bucket, choice, others)
+        if choice not in here.lanes:
+            pending = [look.milliseconds for look in here.looks if look.choice == choice]
+            if not pending or not start_up:
+                return min(pending, default=guess / (1.0 + DOUBT))
+            return max(start_up.least(bucket, choice, others), min(*pending, guess))
+        lane, used, time = here.lanes[choice], here.lanes[here.used], here.now(choice)
+        if choice != here.used and not used.is_odd and not lane.is_odd:
+            time = min(time, start_up.most(bucket, choice, here.used, here.now(here.used)))
+        is_doubtful = lane.compared < _FEW <= max(here.lanes[other].compared for other in others)
+        return min(time, guess) if is_doubtful and start_up else time
 
-    def _others(self, bucket: int, choice: Choice) -> dict[Choice, float]:
-        """Milliseconds of what tells of a choice, as they would be now: others that draft if it does, else any.
 
-        Those that are well known, if there are any: the first rounds may have been disturbed.
-        """
-        level, lanes = self._level[bucket], self._measured[bucket]
-        others = [known for known in lanes if known != choice]
-        alike = [known for known in others if (known.shape == "none") == (choice.shape == "none")] or others
-        sure = [known for known in alike if lanes[known].rounds >= _FEW] or alike
-        return {known: lanes[known].milliseconds * level / lanes[known].level for known in sure}
+def _others(here: _Bucket, choice: Choice) -> dict[Choice, float]:
+    """Milliseconds of what tells of a choice, as they would be now: others that draft if it does, else any.
 
-    def _guess(self, bucket: int, choice: Choice, times: Mapping[Choice, float], *, hidden: bool = False) -> float:
-        """What a choice would take, from what others take; with `hidden` the least of it."""
-        nearest = min(times, key=lambda known: (abs(known.width - choice.width), known))
-        base, reference, took = self._base(bucket, choice), self._base(bucket, nearest), times[nearest]
-        if not self._prior:
-            ratio = choice.width / nearest.width
-            guess = took * (ratio if ratio <= 1.0 else ratio**0.25)
-        elif base < reference:
-            ratio = took * base / reference
-            guess = ratio if hidden else max(ratio, took + base - reference)
-        else:
-            guess = max(took, base) if hidden else took + base - reference
-        # No width is cheaper than a narrower one, whatever start-up said.
-        floor = max((time for known, time in times.items() if known.width <= choice.width), default=0.0)
-        ceiling = min((time for known, time in times.items() if known.width >= choice.width), default=guess)
-        return max(floor, min(guess, ceiling)) if choice.shape == "tree" else min(guess, ceiling)
+    Those that are well known, if there are any: the first rounds may have been disturbed.
+    """
+    others = [known for known in here.lanes if known != choice]
+    alike = [known for known in others if (known.shape == "none") == (choice.shape == "none")] or others
+    sure = [known for known in alike if here.lanes[known].compared >= _FEW] or alike
+    return {known: here.now(known) for known in sure}
 
-    def _base(self, bucket: int, choice: Choice) -> float:
-        """The start-up measurement, or the nearest one: of the next wider choice, else of the next bucket; else 1."""
-        found = self._prior.get((bucket, choice))
-        if found is not None:
-            return found
-        same = [
-            (abs(other.width - choice.width), time)
-            for (where, other), time in self._prior.items()
-            if where == bucket and other.width >= choice.width
-        ]
-        if same:
-            return min(same)[1]
-        elsewhere = [
-            (abs(where - bucket), time) for (where, other), time in self._prior.items() if other.width == choice.width
-        ]
-        return min(elsewhere)[1] if elsewhere else 1.0
+
+def _weight(lane: _Lane, look: _Look) -> float:
+    return max(_WEIGHT, look.rounds / (lane.compared + look.rounds))
+
+
+def _are_alike(one: float, other: float) -> bool:
+    return 1.0 / _APART <= one / other <= _APART
