@@ -143,6 +143,19 @@ def test_what_all_are_compared_with_is_looked_at_again_if_it_was_hardly_measured
     assert times.least(8, USED) <= 10.5
 
 
+def test_what_came_into_use_after_a_stall_is_compared_with_what_ran_in_it() -> None:
+    """A stall that a bucket begins in is over when the batch comes back: nothing ran beside what is in use then."""
+    times = RoundTimes([8], {(8, choice): time for choice, time in GRAPHS.items()})
+    run(times, USED, 40.0)
+    run(times, WIDE, 12.0, 6)
+    # All that is known of the other is that it took more. It is hoped to be better, and one look tells.
+    assert times.least(8, USED) <= 10.5
+    run(times, USED, 10.0)
+    run(times, WIDE, 12.0, 6)
+    assert times.step(8, WIDE) == pytest.approx(12.0)
+    assert times.step(8, USED) == pytest.approx(10.0)
+
+
 def test_no_gap_is_negative_and_no_bucket_without_one_is_zero() -> None:
     """It is that of the nearest bucket."""
     times = RoundTimes([4, 8])

@@ -156,30 +156,38 @@ class RoundTimes:
         here.rounds += rounds
         if choice == here.used:
             here.is_settled = _are_alike(here.took, took)
-            self._judge(bucket, here, (here.took + took) / 2 if here.is_settled else min(here.took, took))
+            self._judge(
+                bucket, here, (here.took + took) / 2 if here.is_settled else min(here.took, took), is_after=True
+            )
         elif here.looks and here.looks[-1].choice == choice:  # twice in a row: it is in use now
             here.is_settled = _are_alike(here.looks[-1].milliseconds, took)
             if not here.is_settled:
                 here.looks[-1] = seen
-            self._judge(bucket, here, here.took)
+            self._judge(bucket, here, here.took, is_after=False)
         else:
             here.looks.append(seen)
             return
         here.use(seen)
 
-    def _judge(self, bucket: int, here: _Bucket, beside: float) -> None:
-        """Learn from looks beside which the choice in use took so long; if that is not sure, of new choices only."""
+    def _judge(self, bucket: int, here: _Bucket, beside: float, *, is_after: bool) -> None:
+        """Learn from looks beside which the choice in use took so long; if that is not sure, of new choices only.
+
+        Args:
+            is_after: Whether it ran after them as well, not only before, which may have been long ago.
+        """
         for look in here.looks:
             if here.is_settled or look.choice not in here.lanes:
-                self._learn(bucket, here, look, beside)
+                self._learn(bucket, here, look, beside, is_after=is_after)
         here.looks.clear()
 
-    def _learn(self, bucket: int, here: _Bucket, look: _Look, beside: float) -> None:
+    def _learn(self, bucket: int, here: _Bucket, look: _Look, beside: float, *, is_after: bool) -> None:
         used, lane = here.lanes[here.used], here.lanes.get(look.choice)
         level = beside / used.milliseconds
         found = look.milliseconds / level
         least, most = self._bounds(bucket, here, look.choice, beside)
         least, most = least / level, most / level
+        # What cannot be beside something that ran before a stall, or in it, is no comparison, but has to be put somewhere.
+        is_guess = lane is None and not is_after and not least <= found <= most
         if lane is None:
             found = max(least, min(found, most))
             lane = here.lanes[look.choice] = _Lane(found, 0, 0, 0)
@@ -198,7 +206,7 @@ class RoundTimes:
         else:
             lane.milliseconds += _weight(lane, look) * (found - lane.milliseconds)
             lane.is_odd = not least <= found <= most
-        lane.compared += look.rounds
+        lane.compared += 0 if is_guess else look.rounds
         lane.rounds, lane.last = lane.rounds + look.rounds, here.rounds
 
     def _bounds(self, bucket: int, here: _Bucket, choice: Choice, beside: float) -> tuple[float, float]:
@@ -253,7 +261,9 @@ class RoundTimes:
             is_chain = choice.shape == "chain" and here.used.shape == "tree"
             return start_up.least(bucket, choice, used if is_chain else _others(here, choice))
         step = self.step(bucket, choice)
+        # Beside one in use that was compared with nothing, all others may be far better than they seem.
         is_doubtful = here.lanes[choice].rounds < _FIRST and here.lanes[here.used].rounds >= _FEW
+        is_doubtful = is_doubtful or not here.lanes[here.used].compared
         if not is_doubtful or not start_up or choice == here.used:
             return step
         if choice.shape == "none":  # what it saves the host, start-up does not know
