@@ -156,6 +156,18 @@ def test_what_came_into_use_after_a_stall_is_compared_with_what_ran_in_it() -> N
     assert times.step(8, USED) == pytest.approx(10.0)
 
 
+def test_what_the_choice_in_use_takes_is_seen_whatever_start_up_says() -> None:
+    """Start-up said that it takes little more than another, and that one is not looked at while this is believed."""
+    times = RoundTimes([8], {(8, choice): time / 1000.0 for choice, time in GRAPHS.items()})
+    run(times, USED, 10.0, 3)
+    run(times, WIDE, 20.0, 6)
+    for _ in range(2):
+        run(times, USED, 10.0)
+        run(times, WIDE, 20.0)
+    assert times.step(8, WIDE) == pytest.approx(20.0)
+    assert times.step(8, USED) == pytest.approx(10.0)
+
+
 def test_no_gap_is_negative_and_no_bucket_without_one_is_zero() -> None:
     """It is that of the nearest bucket."""
     times = RoundTimes([4, 8])

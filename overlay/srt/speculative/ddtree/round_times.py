@@ -186,7 +186,7 @@ class RoundTimes:
         found = look.milliseconds / level
         least, most = self._bounds(bucket, here, look.choice, beside)
         least, most = least / level, most / level
-        # What cannot be beside something that ran before a stall, or in it, is no comparison, but has to be put somewhere.
+        # What cannot be, beside something that may have run in a stall, is no comparison, but has to be put somewhere.
         is_guess = lane is None and not is_after and not least <= found <= most
         if lane is None:
             found = max(least, min(found, most))
@@ -288,7 +288,9 @@ class RoundTimes:
         lane, used, time = here.lanes[choice], here.lanes[here.used], here.now(choice)
         if choice != here.used and not used.is_odd and not lane.is_odd:
             time = min(time, start_up.most(bucket, choice, here.used, here.now(here.used)))
-        is_doubtful = lane.compared < _FEW <= max(here.lanes[other].compared for other in others)
+        # What the one in use takes is seen, whatever it was compared with.
+        is_seen = choice == here.used and lane.rounds >= _FEW
+        is_doubtful = not is_seen and lane.compared < _FEW <= max(here.lanes[other].compared for other in others)
         return min(time, guess) if is_doubtful and start_up else time
 
 
