@@ -168,6 +168,19 @@ def test_what_the_choice_in_use_takes_is_seen_whatever_start_up_says() -> None:
     assert times.step(8, USED) == pytest.approx(10.0)
 
 
+def test_times_of_zero_are_none() -> None:
+    """All else divides by them."""
+    times = RoundTimes([8], dict.fromkeys(((8, choice) for choice in GRAPHS), 0.0))
+    run(times, USED, 0.0)
+    assert times.known(8, USED) == (0, 0)
+    run(times, USED, 10.0)
+    run(times, WIDE, 0.0)
+    run(times, USED, 0.0)
+    run(times, USED, 10.0)
+    assert times.step(8, USED) == pytest.approx(10.0)
+    assert times.step(8, WIDE) >= 10.0
+
+
 def test_no_gap_is_negative_and_no_bucket_without_one_is_zero() -> None:
     """It is that of the nearest bucket."""
     times = RoundTimes([4, 8])

@@ -140,6 +140,7 @@ class RoundTimes:
             steps: Milliseconds of each step.
             gaps: Milliseconds between two steps with nothing else between them; negative ones count as none.
         """
+        steps = [step for step in steps if step > 0.0]
         if steps:
             self._take_in(bucket, _Look(choice, statistics.median_low(steps), len(steps)))
         if gaps:

@@ -20,6 +20,8 @@ class StartUp:
     """
 
     def __init__(self, prior: Mapping[tuple[int, Choice], float]) -> None:
+        # Nothing takes no time: a clock that says so knows nothing.
+        prior = {key: time for key, time in prior.items() if time > 0.0}
         # No width is cheaper than a narrower one: what was measured to be was disturbed.
         self._prior = {
             (bucket, choice): min(
