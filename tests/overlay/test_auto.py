@@ -110,6 +110,25 @@ def test_a_prefill_leaves_no_gap_and_steps_of_others_are_not_learned_from() -> N
     )
 
 
+def test_a_plan_that_changes_nothing_is_observed_at_its_end_alone() -> None:
+    """It holds for ever more steps, up to a number; all age by those that nobody saw, and a look ends it."""
+    told: list[Step] = []
+    periods = set()
+    engine = auto(tell=told.extend)
+    steps, longest = 120 * PERIOD, 4 * PERIOD
+    for _ in range(steps):
+        seen, running = len(told), engine.chooser.plan[2]
+        step(engine, 2, accepts=BLOCK - 1, seconds=0.008)
+        periods.add(engine.chooser.period)
+        assert len(told) - seen <= PERIOD
+        if engine.chooser.plan[2] != engine.chooser.best(2) or running != engine.chooser.plan[2]:
+            assert engine.chooser.period <= PERIOD
+    assert max(periods) == longest
+    assert {PERIOD, 2 * PERIOD, longest} <= periods
+    assert len(told) < 0.6 * steps
+    assert sum(engine.chooser.times.known(2, Choice(2))) > len(told)
+
+
 def test_a_batch_larger_than_what_is_counted_says_so() -> None:
     """Sums are over as many requests as they claim."""
     told: list[Step] = []

@@ -122,7 +122,7 @@ def test_one_stall_is_forgotten(phase: int) -> None:
 def test_steps_between_prefills_are_timed() -> None:
     """Where a prefill precedes every step no gap is known, but what a step takes is."""
     here = world(host_bound, start_up(graphs), interrupted=1.0)
-    here.decode(PROSE, 16, steps=100)
+    here.decode(PROSE, 16, steps=200)
     assert here.chooser.times.known(16, Choice(BLOCK))[0] > 50
     assert here.chooser.times.gap(16) == 0.0
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.speculative.ddtree.choice import Chooser, Step
+from sglang.srt.speculative.ddtree.choice import PERIOD, Chooser, Step
 from sglang.srt.speculative.ddtree.round_times import Choice
 
 
@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.ddtree.observing import Observer
     from sglang.srt.speculative.ddtree.tree import Tree
 
-#: Steps that are all counted. Later every other one is: a launch costs the host as much as a tree.
+#: Steps that are all counted. Later every other one is, unless few are observed: a launch costs the host as much as a
+#: tree.
 _ALL_COUNTED = 512
 #: Every so many steps trees are grown to the widest lane, to be told what that would accept.
 _WIDEST = 8
@@ -45,13 +46,15 @@ class Auto:
         self._left = chooser.period
         self._steps = 0
         self._running: tuple[int, Choice] | None = None
+        self._is_observed = True
         self._widths = chooser.rates.widths
 
     def begin(self, batch_size: int) -> Choice:
         """A step of so many requests begins, before its draft: what it is to verify."""
         choice = self.chooser.choose(batch_size)
         self._running = batch_size, choice
-        if self._observer is not None:
+        self._is_observed = self._left <= PERIOD
+        if self._observer is not None and self._is_observed:
             self._observer.begin()
         return choice
 
@@ -60,7 +63,7 @@ class Auto:
 
         The next wider lane is always asked about, and all of them now and then.
         """
-        if choice.shape != "tree" or self._running is None:
+        if choice.shape != "tree" or self._running is None or not self._is_observed:
             return choice.width
         if self._steps % _WIDEST == 0:
             return max(self._widths[-1], choice.width)
@@ -82,8 +85,11 @@ class Auto:
             return
         batch_size, choice = self._running
         self._running = None
-        if self._observer is not None:
+        if self._observer is not None and self._is_observed:
             self._observer.end(batch_size, choice)
+        elif self._observer is not None:
+            self._observer.pass_over(choice)
+            self.chooser.pass_over(batch_size)
         self._steps += 1
         self._left -= 1
         if self._left <= 0:
@@ -97,7 +103,8 @@ class Auto:
             self._observer.interrupt()
 
     def _is_counted(self) -> bool:
-        return self._steps < _ALL_COUNTED or self._steps % 2 == 0
+        every = self._steps < _ALL_COUNTED or self.chooser.period > PERIOD
+        return self._is_observed and (every or self._steps % 2 == 0)
 
     def _plan(self) -> None:
         if self._observer is not None:

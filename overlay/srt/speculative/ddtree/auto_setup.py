@@ -16,7 +16,7 @@ from sglang.srt.speculative.ddtree.start_up_times import prior_of, time_graphs, 
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from sglang.srt.speculative.ddtree.lanes import Lanes
 
@@ -26,7 +26,9 @@ logger = logging.getLogger(__name__)
 _BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 
 
-def auto_of(lanes: Lanes, *, block_size: int, model_runner: Any, draft_runner: Any, group: Any) -> Auto:
+def auto_of(
+    lanes: Lanes, *, block_size: int, model_runner: Any, draft_runner: Any, group: Any, ran: Mapping[Choice, int]
+) -> Auto:
     """Set `auto` up; on a GPU this times the captured graphs, for a second or two.
 
     Args:
@@ -35,6 +37,7 @@ def auto_of(lanes: Lanes, *, block_size: int, model_runner: Any, draft_runner: A
         model_runner: The target's.
         draft_runner: The draft's model runner.
         group: The tensor-parallel group.
+        ran: Steps of each choice so far, for the metrics.
     """
     choices = choices_of(lanes.widths, block_size)
     buckets = lanes.batch_sizes or _BUCKETS
@@ -55,7 +58,7 @@ def auto_of(lanes: Lanes, *, block_size: int, model_runner: Any, draft_runner: A
     if group.rank_in_group != 0:
         return Auto(chooser, None, group)
     labels = labels_of(group.rank_in_group)
-    report = Report(chooser, None if labels is None else Metrics(labels))
+    report = Report(chooser, None if labels is None else Metrics(labels), ran)
     publish("ddtree_plan", lambda: {str(bucket): str(chooser.best(bucket)) for bucket in chooser.times.buckets})
     logger.info(
         "DDTREE auto chooses among %s for batches of up to %s; %d graphs were timed.",

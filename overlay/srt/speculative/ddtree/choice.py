@@ -15,8 +15,10 @@ from sglang.srt.speculative.ddtree.accept_rates import AcceptRates
 from sglang.srt.speculative.ddtree.round_times import DOUBT, Choice, RoundTimes
 
 
-#: Decode steps that a plan holds for; the first plans hold for fewer, from this many on.
-PERIOD, _FIRST_PERIOD = 8, 2
+#: Decode steps that a plan holds for, and that are observed of a longer one, its last. The first plans hold for fewer,
+#: from this many on; one that changes nothing for twice as many as the one before, up to the last of these numbers:
+#: observing a step and planning take the host a tenth of a millisecond a step, in which nothing else is launched.
+PERIOD, _FIRST_PERIOD, _LONGEST = 8, 2, 32
 #: A look at what promises less than this part of what is in use lasts no longer than this many steps.
 _COSTLY, _SHORT_LOOK = 0.85, 2
 #: A choice replaces the one in use, or is looked at, if it promises so much more.
@@ -111,13 +113,18 @@ class Chooser:
             for choice, times, gaps in rounds:
                 self.times.observe(bucket, choice, times, gaps)
 
+    def pass_over(self, batch_size: int) -> None:
+        """A step was not observed."""
+        self.times.pass_over(self.times.bucket(batch_size))
+
     def replan(self) -> None:
         """Plan the next period, from everything observed so far.
 
         The buckets that were in use are planned anew, and one other after the other; all of them the first time that
         there is anything to plan from.
         """
-        self.period = self._usual_period = min(PERIOD, self._usual_period + 1)
+        before, usual = dict(self.plan), self._usual_period
+        self.period = self._usual_period = min(PERIOD, usual + 1)
         if self.rates.is_blank:
             return
         self._turn = (self._turn + 1) % len(self.times.buckets)
@@ -129,6 +136,8 @@ class Chooser:
                 self._replan_bucket(bucket, emitted)
             else:
                 self.plan[bucket] = self._best[bucket]  # a look that nobody runs now is none when somebody does
+        if usual >= PERIOD and self._active and all(self._is_quiet(bucket, before) for bucket in self._active):
+            self.period = self._usual_period = min(_LONGEST, 2 * usual)
         self._active.clear()
 
     def best(self, bucket: int) -> Choice:
@@ -165,6 +174,10 @@ class Chooser:
         self.plan[bucket] = looked_at or self._best[bucket]
         if looked_at is not None and rates[looked_at] < _COSTLY * rates[self._best[bucket]]:
             self.period = min(self.period, _SHORT_LOOK)
+
+    def _is_quiet(self, bucket: int, before: Mapping[int, Choice]) -> bool:
+        """Whether a bucket goes on with what it was verified with, and that takes what it took."""
+        return before[bucket] == self.plan[bucket] == self._best[bucket] and self.times.is_settled(bucket)
 
     def _look(self, bucket: int, rates: Mapping[Choice, float], emitted: Mapping[Choice, float]) -> Choice | None:
         """A choice that may well be better than the one in use, for a period.

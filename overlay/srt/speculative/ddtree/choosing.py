@@ -61,6 +61,7 @@ class Choosing:
                 model_runner=model_runner,
                 draft_runner=draft_runner,
                 group=group,
+                ran=self.ran,
             )
 
     def begin(self, batch: Any) -> bool:

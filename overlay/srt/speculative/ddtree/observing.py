@@ -103,6 +103,10 @@ class Observer:
         self._period.steps.append(seen)
         self._last_end, self._last_choice = end, choice
 
+    def pass_over(self, choice: Choice) -> None:
+        """A step is not observed; the next one may be."""
+        self._last_end, self._last_choice = None, choice
+
     def interrupt(self) -> None:
         """Something that is no decode step runs now; the time to the next one is no gap."""
         self._last_end = None

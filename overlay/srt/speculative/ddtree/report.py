@@ -138,11 +138,11 @@ class Report:
     Args:
         chooser: Whose plans they are.
         metrics: None without `--enable-metrics`.
+        ran: Steps of each choice so far, those too that nothing was learned from.
     """
 
-    def __init__(self, chooser: Chooser, metrics: Metrics | None) -> None:
-        self._chooser, self._metrics = chooser, metrics
-        self._ran: Counter[Choice] = Counter()
+    def __init__(self, chooser: Chooser, metrics: Metrics | None, ran: Mapping[Choice, int]) -> None:
+        self._chooser, self._metrics, self._ran = chooser, metrics, ran
         self._logged: dict[int, Choice] = {}
         self._next_log = self._next_metrics = 0.0
         self._tokens, self._requests = 0.0, 0
@@ -156,7 +156,6 @@ class Report:
         """
         for step in steps:
             self._bucket = self._chooser.times.bucket(step.batch_size)
-            self._ran[step.choice] += 1
             if step.accepted or step.choice.shape == "none":
                 self._tokens += sum(step.accepted[-1:]) + step.requests
                 self._requests += step.requests

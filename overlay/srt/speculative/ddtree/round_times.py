@@ -59,7 +59,7 @@ class _Lane:
     #: Rounds that were measured, and those of them that were compared with another choice's.
     rounds: int
     compared: int
-    #: Rounds that had been measured in this bucket by then, of all choices.
+    #: Rounds that there had been in this bucket by then, of all choices.
     last: int
     #: What its last look showed, if start-up says that it cannot be so.
     strange: float | None = None
@@ -87,7 +87,7 @@ class _Bucket:
     level: float = 1.0
     #: What ran since its last rounds.
     looks: deque[_Look] = field(default_factory=lambda: deque(maxlen=_LOOKS))
-    #: Rounds that were measured, of all choices.
+    #: Rounds so far, of all choices.
     rounds: int = 0
 
     def use(self, seen: _Look) -> None:
@@ -147,6 +147,11 @@ class RoundTimes:
             gap = max(0.0, statistics.median(gaps))
             before = self._gap.get(bucket, gap)
             self._gap[bucket] = before + _WEIGHT * (gap - before)
+
+    def pass_over(self, bucket: int) -> None:
+        """A round was not measured: what is known of a bucket is older by it."""
+        if bucket in self._here:
+            self._here[bucket].rounds += 1
 
     def _take_in(self, bucket: int, seen: _Look) -> None:
         """Rounds of the choice in use tell the level, and settle what the looks since its last ones were worth."""
