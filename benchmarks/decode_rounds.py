@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections import Counter
 from typing import Any
@@ -111,13 +112,14 @@ def one_block(run: Run, started: Started, arms: list[Arm], *, size: int, number:
     One prompt says little about acceptance: at concurrency 1 several follow each other, and each goes through all arms
     before the next one, there and back, so that whatever else the host does meets all of them.
     """
-    # One arm after the other, then back: what drifts meanwhile meets both ways. Each is the first in turn.
-    turn, groups = number // 2 % len(arms), groups_of(run.options, size)
-    arms = arms[turn:] + arms[:turn]
+    # One arm after the other, then back: what drifts meanwhile meets both ways. The order is another one every two
+    # rounds: behind an arm of another engine, caches are cold, and none is to follow one of those more than others do.
+    groups = groups_of(run.options, size)
+    order = random.Random(number // 2).sample(arms, len(arms))  # noqa: S311  (an order, no secret)
     parts: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in arms}
     took, chosen = Counter[str](), {arm.name: Counter[str]() for arm in arms}
     for group in range(groups):
-        for arm in arms if (number + group) % 2 == 0 else arms[::-1]:
+        for arm in order if (number + group) % 2 == 0 else order[::-1]:
             if run.left() < reserve + run.plan.cost(size, arm) / groups:
                 return False
             if arm.engine not in started.engines:
