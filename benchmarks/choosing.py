@@ -22,6 +22,8 @@ is invented.
     crowded   the second generation's, with plain steps among the choices: at 48 requests they are the best by far
     phases    a tiny model, and a host that is up to 1.8 times as slow for some tenths of a second to some seconds
     slower    the first generation's host with an 8B model, up to 1.2 times as slow for as long
+    behind    a small model and overlap: the host needs 2 ms for a round, and the device waits for it
+    shared    the first generation's host; start-up timed graphs while other engines used the GPU
     blind     no start-up measurement
 
 Needs torch; the engine environment (`scripts/engine_env`) has it.
@@ -72,6 +74,11 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
             texts.HARD,
         ),
         "slower": (server(made_up.host_bound, phases=1.2), prose),
+        "behind": (
+            server(made_up.waiting, made_up.small_graphs, gap=0.05, host=2.0, choices=(*texts.CHOICES, texts.NONE)),
+            texts.HARD,
+        ),
+        "shared": (server(made_up.host_bound, made_up.shared_graphs), prose),
         "blind": (server(made_up.compute_bound, None), prose),
     }
 

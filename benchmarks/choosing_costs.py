@@ -108,6 +108,21 @@ def tiny_graphs(batch_size: int, choice: Choice) -> float:
     return 0.1 + 5e-5 * batch_size * choice.width + (0.0 if choice == NONE else 0.07 + 0.0006 * batch_size)
 
 
+def waiting(batch_size: int, choice: Choice) -> float:
+    """A device that waits for launches, and then for the widest of its graphs."""
+    return (0.9 if choice == NONE else 1.2) + small_graphs(batch_size, choice)
+
+
+def small_graphs(batch_size: int, choice: Choice) -> float:
+    """Milliseconds of the graphs of 16 million parameters, as those of `bench_pair` on an H200."""
+    return 0.2 + 2.3e-4 * batch_size * choice.width + (0.0 if choice == NONE else 0.1 + 0.002 * batch_size)
+
+
+def shared_graphs(batch_size: int, choice: Choice) -> float:
+    """Milliseconds that graphs seem to take while other engines use the GPU: two to five times as long, by chance."""
+    return graphs(batch_size, choice) * random.Random(f"{batch_size} {choice}").uniform(2, 5)  # noqa: S311
+
+
 def bucket_of(batch_size: int) -> int:
     """The graph that a batch is padded to."""
     return next((bucket for bucket in BUCKETS if bucket >= batch_size), BUCKETS[-1])

@@ -68,6 +68,8 @@ class World:
             `_PHASE` milliseconds, and all choices take so much longer.
         first: How much longer the first three steps of every choice take.
         gap: Milliseconds between two steps.
+        host: Milliseconds that the host needs for a round: as long as a step and the gap behind it take together at
+            least.
         interrupted: Part of the steps that a prefill precedes; a request that ends is replaced by one as well.
         seed: Of everything that is drawn.
     """
@@ -83,6 +85,7 @@ class World:
     phases: float = 1.0
     first: float = 1.3
     gap: float = 0.5
+    host: float = 0.0
     interrupted: float = 0.02
     seed: int = 0
 
@@ -106,7 +109,7 @@ class World:
         """The best that any one choice gets: tokens per millisecond, and which."""
         size = bucket_of(batch_size)
         return max(
-            (batch_size * emitted(text, choice) / (self.cost(size, choice) + self.gap), choice)
+            (batch_size * emitted(text, choice) / self._round(self.cost(size, choice)), choice)
             for choice in self.choices
             if self.fits(choice.width, size)
         )
@@ -134,6 +137,7 @@ class World:
         scatter = (1.0 + self._level) * math.exp(self._random.gauss(0.0, self.noise))
         longer = self._stall() * self._slow()
         scatter *= self._random.uniform(2, 10) if self._random.random() < self.outliers else 1.0
+        begun = self.clock
         self.clock += took * scatter * longer
         if choice.shape != "none":
             row = _row(of, self._places, choice, grown)
@@ -141,11 +145,15 @@ class World:
                 # The tree itself is not looked at, only how wide it was grown.
                 self._auto.count(SimpleNamespace(grown_scores=np.empty((1, grown))), None, None)
         self._auto.end()
-        self.clock += self.gap * longer
+        self.clock = begun + longer * self._round((self.clock - begun) / longer)
         self.tokens += batch_size * emitted(text, choice)
-        self.milliseconds += took + self.gap
+        self.milliseconds += self._round(took)
         self.history.append(choice)
         self._places[1] += 1
+
+    def _round(self, step: float) -> float:
+        """Milliseconds from the beginning of a step to that of the next one."""
+        return max(step + self.gap, self.host)
 
     def _stall(self) -> float:
         """How much longer this step takes because of a stall."""

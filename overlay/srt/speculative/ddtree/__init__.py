@@ -18,7 +18,8 @@
     recapture     weight updates that ask for new graphs
     choosing      which lane a step takes; what a request may ask for
     auto          the choice made while serving, the same on every rank; `auto_setup`: what it is made of
-    choice        which width and shape promise most tokens a millisecond; `accept_rates`, `round_times`: from what
+    choice        which width and shape promise most tokens a millisecond; `accept_rates`, `round_times` and
+                  `bucket_times`: from what
     observing     what steps take and tell, without waiting for the device; `tally`: what a step tells of every width
     start_up_times  what a step costs in every lane, by replays at a start; `start_up_bounds`: what that allows later
     report        log, metrics and `/server_info`

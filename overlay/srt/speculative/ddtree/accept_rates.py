@@ -38,6 +38,7 @@ class AcceptRates:
         self._accepted, self._believed = [0.0] * count, [0.0] * count
         # Accepted tokens of the chain, and of the tree of its width on the same text.
         self._chain, self._beside = 0.0, 0.0
+        self._gains: list[float] | None = None  # of rings, until something is observed
 
     @property
     def is_blank(self) -> bool:
@@ -64,6 +65,7 @@ class AcceptRates:
             chain_accepted: Draft tokens that the chain would have accepted, as far as the step tells, summed. Read
                 where the tree was no narrower than the chain.
         """
+        self._gains = None
         keep = self._keep(requests)
         verified = sum(ring_width <= width for ring_width in self.widths)
         before = self._truths()
@@ -127,9 +129,11 @@ class AcceptRates:
 
     def _tree(self, width: int) -> float:
         """Draft tokens that a tree of a width is expected to accept; between two widths, in proportion."""
+        if self._gains is None:
+            rings = zip(self._truths(), self._expected, self._seen, strict=True)
+            self._gains = [truth * expected / seen if seen else 0.0 for truth, expected, seen in rings]
         total, below = 0.0, 1
-        for ring, (ring_width, truth) in enumerate(zip(self.widths, self._truths(), strict=True)):
-            gain = truth * self._expected[ring] / self._seen[ring] if self._seen[ring] else 0.0
+        for ring_width, gain in zip(self.widths, self._gains, strict=True):
             if ring_width > width:
                 return total + gain * (width - below) / (ring_width - below)
             total, below = total + gain, ring_width

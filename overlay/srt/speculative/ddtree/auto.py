@@ -47,12 +47,16 @@ class Auto:
         self._steps = 0
         self._running: tuple[int, Choice] | None = None
         self._is_observed = True
+        self._bucket: int | None = None
         self._widths = chooser.rates.widths
 
     def begin(self, batch_size: int) -> Choice:
         """A step of so many requests begins, before its draft: what it is to verify."""
         choice = self.chooser.choose(batch_size)
         self._running = batch_size, choice
+        bucket = self.chooser.times.bucket(batch_size)
+        if bucket != self._bucket:  # which nobody planned for when this plan was made to last; all ranks see it
+            self._bucket, self._left = bucket, min(self._left, PERIOD)
         self._is_observed = self._left <= PERIOD
         if self._observer is not None and self._is_observed:
             self._observer.begin()

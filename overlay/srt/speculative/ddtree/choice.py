@@ -16,9 +16,12 @@ from sglang.srt.speculative.ddtree.round_times import DOUBT, Choice, RoundTimes
 
 
 #: Decode steps that a plan holds for, and that are observed of a longer one, its last. The first plans hold for fewer,
-#: from this many on; one that changes nothing for twice as many as the one before, up to the last of these numbers:
-#: observing a step and planning take the host a tenth of a millisecond a step, in which nothing else is launched.
-PERIOD, _FIRST_PERIOD, _LONGEST = 8, 2, 32
+#: from this many on.
+PERIOD, _FIRST_PERIOD = 8, 2
+#: A plan that changes nothing holds for twice as many steps as the last such one, up to so many and so many
+#: milliseconds: observing and planning take the host a tenth of a millisecond a step, in which it launches nothing.
+#: Batch sizes that were not decoded for so many rounds have no such plans: there is more to find out.
+_LONGEST, _LASTS, _SEASONED = 128, 320.0, 512
 #: A look at what promises less than this part of what is in use lasts no longer than this many steps.
 _COSTLY, _SHORT_LOOK = 0.85, 2
 #: A choice replaces the one in use, or is looked at, if it promises so much more.
@@ -82,8 +85,10 @@ class Chooser:
         #: What is used when nothing is being looked at, by bucket.
         self._best = {bucket: self._start(bucket) for bucket in self.times.buckets}
         self.plan = dict(self._best)
-        #: Steps that the plan holds for, and those of plans without a costly look.
+        #: Steps that the plan holds for, those of plans without a costly look, and those of the last one that changed
+        #: nothing.
         self.period = self._usual_period = _FIRST_PERIOD
+        self._quiet_period = PERIOD
         self._active: set[int] = set()
         self._turn = 0
         self._is_planned = False
@@ -94,24 +99,22 @@ class Chooser:
 
     def observe(self, steps: Iterable[Step]) -> None:
         """Take in what steps showed, in their order."""
-        took: dict[int, list[tuple[Choice, list[float], list[float]]]] = defaultdict(list)
+        looks: dict[int, list[tuple[Choice, list[Step]]]] = defaultdict(list)
         for step in steps:
             bucket = self.times.bucket(step.batch_size)
             self._active.add(bucket)
-            if not took[bucket] or took[bucket][-1][0] != step.choice:
-                took[bucket].append((step.choice, [], []))
-            for value, values in zip((step.milliseconds, step.gap), took[bucket][-1][1:], strict=True):
-                if value is not None:
-                    values.append(value)
+            if not looks[bucket] or looks[bucket][-1][0] != step.choice:
+                looks[bucket].append((step.choice, []))
+            looks[bucket][-1][1].append(step)
             if step.choice.shape == "chain" and step.accepted:
                 self.rates.observe_chain(step.requests, step.accepted[0])
             elif step.choice.shape == "tree" and step.accepted:
                 self.rates.observe_tree(
                     step.requests, step.choice.width, step.accepted, step.expected, step.chain_accepted
                 )
-        for bucket, rounds in took.items():
-            for choice, times, gaps in rounds:
-                self.times.observe(bucket, choice, times, gaps)
+        for bucket, several in looks.items():
+            for choice, seen in several:
+                self.times.observe(bucket, choice, [(step.milliseconds, step.gap) for step in seen])
 
     def pass_over(self, batch_size: int) -> None:
         """A step was not observed."""
@@ -123,8 +126,8 @@ class Chooser:
         The buckets that were in use are planned anew, and one other after the other; all of them the first time that
         there is anything to plan from.
         """
-        before, usual = dict(self.plan), self._usual_period
-        self.period = self._usual_period = min(PERIOD, usual + 1)
+        before, best = dict(self.plan), dict(self._best)
+        self.period = self._usual_period = min(PERIOD, self._usual_period + 1)
         if self.rates.is_blank:
             return
         self._turn = (self._turn + 1) % len(self.times.buckets)
@@ -136,8 +139,12 @@ class Chooser:
                 self._replan_bucket(bucket, emitted)
             else:
                 self.plan[bucket] = self._best[bucket]  # a look that nobody runs now is none when somebody does
-        if usual >= PERIOD and self._active and all(self._is_quiet(bucket, before) for bucket in self._active):
-            self.period = self._usual_period = min(_LONGEST, 2 * usual)
+        if any(best[bucket] != self._best[bucket] for bucket in self._active):
+            self._quiet_period = PERIOD
+        elif self.period == PERIOD and self._active and all(self._is_quiet(b, before) for b in self._active):
+            took = max(self.times.expected(bucket, best[bucket]) for bucket in self._active)
+            longest = max(PERIOD, min(_LONGEST, int(_LASTS / took)))
+            self.period = self._quiet_period = min(2 * self._quiet_period, longest)
         self._active.clear()
 
     def best(self, bucket: int) -> Choice:
@@ -176,8 +183,9 @@ class Chooser:
             self.period = min(self.period, _SHORT_LOOK)
 
     def _is_quiet(self, bucket: int, before: Mapping[int, Choice]) -> bool:
-        """Whether a bucket goes on with what it was verified with, and that takes what it took."""
-        return before[bucket] == self.plan[bucket] == self._best[bucket] and self.times.is_settled(bucket)
+        """Whether a bucket that is known goes on with what it was verified with."""
+        is_same = before[bucket] == self.plan[bucket] == self._best[bucket]
+        return is_same and self.times.rounds(bucket) >= _SEASONED
 
     def _look(self, bucket: int, rates: Mapping[Choice, float], emitted: Mapping[Choice, float]) -> Choice | None:
         """A choice that may well be better than the one in use, for a period.

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import bisect
 import statistics
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sglang.srt.speculative.ddtree.bucket_times import BucketTimes, ChoiceTime, Look
 from sglang.srt.speculative.ddtree.start_up_bounds import StartUp
 
 
@@ -25,16 +24,17 @@ _FEW = 16
 _APART = 1.1
 #: Without start-up, what is so many times as much as before is wondered at, or as little.
 _FAR = 1.25
-#: Rounds of the choice in use that the level is a quartile of: what disturbs a step makes it longer.
-_LEVELS = 48
 #: So few first rounds may have been disturbed: a compiler, caches, the end of a prefill. They may have taken so many
 #: times too long.
 _FIRST, _TOO_LONG = 6, 1.15
-#: Looks that can wait for what runs after them.
-_LOOKS = 8
+#: What rounds take, times this, is no less than what their graphs took at start-up unless that was disturbed; so many
+#: times running a clock that scatters does not say otherwise. On an H200 it was 1.02 at least without a factor.
+_QUICKER, _OFTEN = 1.25, 3
 #: Relative doubt about a choice that was measured for a few rounds only: it may be so much better than it seems, and is
 #: not believed to be so much slower than others suggest.
 DOUBT = 0.05
+#: A start-up that nothing was measured at.
+_NOTHING = StartUp({})
 
 
 class Choice(NamedTuple):
@@ -50,73 +50,22 @@ class Choice(NamedTuple):
         return str(self.width - 1) if self.shape == "tree" else self.shape
 
 
-@dataclass
-class _Lane:
-    """What a choice takes in a bucket."""
-
-    #: While the bucket's level is 1.
-    milliseconds: float
-    #: Rounds that were measured, and those of them that were compared with another choice's.
-    rounds: int
-    compared: int
-    #: Rounds that there had been in this bucket by then, of all choices.
-    last: int
-    #: What its last look showed, if start-up says that it cannot be so.
-    strange: float | None = None
-    #: Whether that was seen again, and so is believed.
-    is_odd: bool = False
-
-
-class _Look(NamedTuple):
-    """Rounds of one choice that came between those of another."""
-
-    choice: Choice
-    milliseconds: float
-    rounds: int
-
-
-@dataclass
-class _Bucket:
-    #: The choice in use, what its last rounds took, and whether those before them took the same.
-    used: Choice
-    took: float
-    is_settled: bool = True
-    lanes: dict[Choice, _Lane] = field(default_factory=dict)
-    #: What rounds of the choice in use took lately, over what is kept of it, and the level that this makes.
-    levels: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVELS))
-    level: float = 1.0
-    #: What ran since its last rounds.
-    looks: deque[_Look] = field(default_factory=lambda: deque(maxlen=_LOOKS))
-    #: Rounds so far, of all choices.
-    rounds: int = 0
-
-    def use(self, seen: _Look) -> None:
-        """The choice in use took so long."""
-        self.used, self.took = seen.choice, seen.milliseconds
-        lane = self.lanes[seen.choice]
-        lane.rounds, lane.last = lane.rounds + seen.rounds, self.rounds
-        self.levels.extend([seen.milliseconds / lane.milliseconds] * seen.rounds)
-        self.level = sorted(self.levels)[len(self.levels) // 4]
-
-    def now(self, choice: Choice) -> float:
-        """Milliseconds that a choice takes now, as far as looks told."""
-        return self.lanes[choice].milliseconds * self.level
-
-
 class RoundTimes:
     """Expected milliseconds of a round.
 
-    A round is its step (from before the draft to after the commit, always measurable) and the gap to the next one
-    (the scheduler, the same for all choices; measurable only where nothing came between).
+    A round is its step (from before the draft to after the commit, always measurable) and the gap before it (the
+    scheduler; measurable only where nothing came between). A device that waits for the host waits less behind a step
+    that took longer, so that neither says by itself what a choice costs.
 
-    What a step takes is what its choice takes, times the bucket's level, which is the same for all: contexts grow,
+    What a round takes is what its choice takes, times the bucket's level, which is the same for all: contexts grow,
     clocks change, and a host that does something else is slow for seconds. The level is what the choice in use takes
     now, over what it took. What another takes is only ever compared with the choice in use, as that was right before
     and right after: where those two differ, nobody knows at which level the look was made, and it has to be repeated.
 
     So has a look that shows what start-up says cannot be: that a choice takes more than a wider one, or more than a
     narrower one by more than its graph takes more, since what the host does is the same for all. Else a stall that hits
-    a look alone would keep a choice away for thousands of steps, or in use for as long.
+    a look alone would keep a choice away for thousands of steps, or in use for as long. Rounds that take much less than
+    start-up says that their graphs do show that something else had the device then: that bucket goes on without it.
 
     Args:
         buckets: Batch sizes, ascending; a batch belongs to the smallest that holds it, a larger one to the last.
@@ -126,40 +75,47 @@ class RoundTimes:
     def __init__(self, buckets: Sequence[int], prior: Mapping[tuple[int, Choice], float] | None = None) -> None:
         self.buckets = tuple(buckets)
         self._start_up = StartUp(prior or {})
-        self._here: dict[int, _Bucket] = {}
+        self._here: dict[int, BucketTimes] = {}
         self._gap: dict[int, float] = {}
 
     def bucket(self, batch_size: int) -> int:
         """The bucket of a batch."""
         return self.buckets[min(bisect.bisect_left(self.buckets, batch_size), len(self.buckets) - 1)]
 
-    def observe(self, bucket: int, choice: Choice, steps: Sequence[float], gaps: Sequence[float] = ()) -> None:
+    def observe(self, bucket: int, choice: Choice, seen: Sequence[tuple[float | None, float | None]]) -> None:
         """Take in what a few rounds of one choice took.
 
+        A gap that is not known is taken to be as long as the others of these rounds, or of the bucket.
+
         Args:
-            steps: Milliseconds of each step.
-            gaps: Milliseconds between two steps with nothing else between them; negative ones count as none.
+            seen: Milliseconds of each step, None if they are not to be believed, and of the gap before it, None if
+                something came between; a negative one counts as none.
         """
-        steps = [step for step in steps if step > 0.0]
-        if steps:
-            self._take_in(bucket, _Look(choice, statistics.median_low(steps), len(steps)))
+        gaps = [max(0.0, gap) for _, gap in seen if gap is not None]
+        usual = statistics.median(gaps) if gaps else self.gap(bucket)
         if gaps:
-            gap = max(0.0, statistics.median(gaps))
-            before = self._gap.get(bucket, gap)
-            self._gap[bucket] = before + _WEIGHT * (gap - before)
+            before = self._gap.get(bucket, usual)
+            self._gap[bucket] = before + _WEIGHT * (usual - before)
+        rounds = [step + (usual if gap is None else max(0.0, gap)) for step, gap in seen if step]
+        if rounds:
+            self._take_in(bucket, Look(choice, statistics.median_low(rounds), len(rounds)))
 
     def pass_over(self, bucket: int) -> None:
         """A round was not measured: what is known of a bucket is older by it."""
         if bucket in self._here:
             self._here[bucket].rounds += 1
 
-    def _take_in(self, bucket: int, seen: _Look) -> None:
+    def _take_in(self, bucket: int, seen: Look) -> None:
         """Rounds of the choice in use tell the level, and settle what the looks since its last ones were worth."""
         choice, took, rounds = seen
         here = self._here.get(bucket)
         if here is None:  # all others are compared with it
-            here = self._here[bucket] = _Bucket(choice, took, lanes={choice: _Lane(took, 0, _FEW, 0)})
+            here = self._here[bucket] = BucketTimes(choice, took, lanes={choice: ChoiceTime(took, 0, _FEW, 0)})
         here.rounds += rounds
+        if here.quicker < _OFTEN and rounds >= _FIRST:
+            here.quicker = here.quicker + 1 if took * _QUICKER < self._start_up.known(bucket, choice) else 0
+            if here.quicker == _OFTEN:  # what others seemed to take was held to that start-up
+                here.forget_others()
         if choice == here.used:
             here.is_settled = _are_alike(here.took, took)
             self._judge(
@@ -175,7 +131,7 @@ class RoundTimes:
             return
         here.use(seen)
 
-    def _judge(self, bucket: int, here: _Bucket, beside: float, *, is_after: bool) -> None:
+    def _judge(self, bucket: int, here: BucketTimes, beside: float, *, is_after: bool) -> None:
         """Learn from looks beside which the choice in use took so long; if that is not sure, of new choices only.
 
         Args:
@@ -186,8 +142,10 @@ class RoundTimes:
                 self._learn(bucket, here, look, beside, is_after=is_after)
         here.looks.clear()
 
-    def _learn(self, bucket: int, here: _Bucket, look: _Look, beside: float, *, is_after: bool) -> None:
+    def _learn(self, bucket: int, here: BucketTimes, look: Look, beside: float, *, is_after: bool) -> None:
         used, lane = here.lanes[here.used], here.lanes.get(look.choice)
+        if here.former and here.former[0] == look.choice:
+            here.former = None
         level = beside / used.milliseconds
         found = look.milliseconds / level
         least, most = self._bounds(bucket, here, look.choice, beside)
@@ -196,7 +154,7 @@ class RoundTimes:
         is_guess = lane is None and not is_after and not least <= found <= most
         if lane is None:
             found = max(least, min(found, most))
-            lane = here.lanes[look.choice] = _Lane(found, 0, 0, 0)
+            lane = here.lanes[look.choice] = ChoiceTime(found, 0, 0, 0)
         before, lane.strange = lane.strange, None
         is_near = _are_alike(found, lane.milliseconds)
         if not is_near and not least <= found <= most:
@@ -215,9 +173,9 @@ class RoundTimes:
         lane.compared += 0 if is_guess else look.rounds
         lane.rounds, lane.last = lane.rounds + look.rounds, here.rounds
 
-    def _bounds(self, bucket: int, here: _Bucket, choice: Choice, beside: float) -> tuple[float, float]:
+    def _bounds(self, bucket: int, here: BucketTimes, choice: Choice, beside: float) -> tuple[float, float]:
         """Between what a choice takes, where the one in use takes so long."""
-        start_up = self._start_up
+        start_up = self._believed(here)
         least = start_up.least(bucket, choice, {here.used: beside}) / _APART
         most = start_up.most(bucket, choice, here.used, beside) * _APART
         if not start_up and choice in here.lanes:  # then what was seen before has to do
@@ -243,9 +201,10 @@ class RoundTimes:
         lane = here.lanes.get(choice)
         return (0, here.rounds) if lane is None else (lane.rounds, here.rounds - lane.last)
 
-    def expected(self, bucket: int, choice: Choice) -> float:
-        """Milliseconds that a round is expected to take: step and gap."""
-        return self.step(bucket, choice) + self.gap(bucket)
+    def rounds(self, bucket: int) -> int:
+        """How many rounds there were in a bucket."""
+        here = self._here.get(bucket)
+        return 0 if here is None else here.rounds
 
     def gap(self, bucket: int) -> float:
         """Milliseconds between two steps; of the nearest bucket where it is known."""
@@ -255,35 +214,38 @@ class RoundTimes:
 
     def least(self, bucket: int, choice: Choice) -> float:
         """Milliseconds that a round takes at least, as far as is known."""
-        return self._least(bucket, choice) + self.gap(bucket)
-
-    def _least(self, bucket: int, choice: Choice) -> float:
-        here, start_up = self._here.get(bucket), self._start_up
+        here = self._here.get(bucket)
         if here is None:
-            return start_up.base(bucket, choice)
+            return self._start_up.base(bucket, choice) + self.gap(bucket)
+        start_up = self._believed(here)
         used = {here.used: here.now(here.used)}
         if choice not in here.lanes:
             # Of the tree as wide as the chain only the graph is the same: the one in use tells as much.
             is_chain = choice.shape == "chain" and here.used.shape == "tree"
             return start_up.least(bucket, choice, used if is_chain else _others(here, choice))
-        step = self.step(bucket, choice)
+        took = self.expected(bucket, choice)
+        if here.former and here.former[0] == choice and here.lanes[here.used].compared < _FEW:
+            took = min(took, here.former[1])
         # Beside one in use that was compared with nothing, all others may be far better than they seem.
         is_doubtful = here.lanes[choice].rounds < _FIRST and here.lanes[here.used].rounds >= _FEW
         is_doubtful = is_doubtful or not here.lanes[here.used].compared
         if not is_doubtful or not start_up or choice == here.used:
-            return step
+            return took
         if choice.shape == "none":  # what it saves the host, start-up does not know
-            return step / _TOO_LONG
-        return min(step, (1.0 + DOUBT) * start_up.guess(bucket, choice, used))
+            return took / _TOO_LONG
+        return min(took, (1.0 + DOUBT) * start_up.guess(bucket, choice, used))
 
-    def step(self, bucket: int, choice: Choice) -> float:
-        """Milliseconds that a step is expected to take.
+    def expected(self, bucket: int, choice: Choice) -> float:
+        """Milliseconds that a round is expected to take: step and gap.
 
         A choice that was not measured is expected to differ from the nearest measured one as at start-up.
         """
-        here, start_up = self._here.get(bucket), self._start_up
-        if here is None or here.lanes.keys() == {choice}:
-            return start_up.base(bucket, choice) if here is None else here.now(choice)
+        here = self._here.get(bucket)
+        if here is None:
+            return self._start_up.base(bucket, choice) + self.gap(bucket)
+        if here.lanes.keys() == {choice}:
+            return here.now(choice)
+        start_up = self._believed(here)
         others = _others(here, choice)
         guess = (1.0 + DOUBT) * start_up.guess(bucket, choice, others)
         if choice not in here.lanes:
@@ -299,8 +261,11 @@ class RoundTimes:
         is_doubtful = not is_seen and lane.compared < _FEW <= max(here.lanes[other].compared for other in others)
         return min(time, guess) if is_doubtful and start_up else time
 
+    def _believed(self, here: BucketTimes) -> StartUp:
+        return _NOTHING if here.quicker >= _OFTEN else self._start_up
 
-def _others(here: _Bucket, choice: Choice) -> dict[Choice, float]:
+
+def _others(here: BucketTimes, choice: Choice) -> dict[Choice, float]:
     """Milliseconds of what tells of a choice, as they would be now: others that draft if it does, else any.
 
     Those that are well known, if there are any: the first rounds may have been disturbed.
@@ -311,7 +276,7 @@ def _others(here: _Bucket, choice: Choice) -> dict[Choice, float]:
     return {known: here.now(known) for known in sure}
 
 
-def _weight(lane: _Lane, look: _Look) -> float:
+def _weight(lane: ChoiceTime, look: Look) -> float:
     return max(_WEIGHT, look.rounds / (lane.compared + look.rounds))
 
 

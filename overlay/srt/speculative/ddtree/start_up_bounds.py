@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from sglang.srt.speculative.ddtree.round_times import Choice
 
 
+#: Rows that a target verifies in the time of one: it reads its weights, and the host launches it.
+_FREE = 64
+
+
 class StartUp:
     """Milliseconds that steps took at start-up at least, which captured graphs were timed for.
 
@@ -34,12 +38,16 @@ class StartUp:
         """Whether anything was measured."""
         return bool(self._prior)
 
+    def known(self, bucket: int, choice: Choice) -> float:
+        """Milliseconds that were measured; 0 if none were."""
+        return self._prior.get((bucket, choice), 0.0)
+
     def guess(self, bucket: int, choice: Choice, times: Mapping[Choice, float]) -> float:
         """What a step of a choice takes, from what others take, if all of the difference at start-up is seen."""
         nearest, base, reference = self._nearest(bucket, choice, times)
         took = times[nearest]
         if not self._prior:
-            ratio = choice.width / nearest.width
+            ratio = _rows(bucket, choice) / _rows(bucket, nearest)
             return _between(choice, times, took * (ratio if ratio <= 1.0 else ratio**0.3))
         return _between(choice, times, max(took * min(1.0, base / reference), took + base - reference))
 
@@ -52,8 +60,8 @@ class StartUp:
         nearest, base, reference = self._nearest(bucket, choice, times)
         took = times[nearest]
         if not self._prior:
-            ratio = choice.width / nearest.width
-            least = took * (ratio if ratio <= 1.0 else max(1.0, ratio / 2.0) ** 0.25)  # so wide again may cost nothing
+            more = _rows(bucket, choice) / _rows(bucket, nearest) / 2.0  # so wide again may cost nothing
+            least = took * min(choice.width / nearest.width, max(1.0, more) ** 0.25)
         elif base < reference:
             least = took * base / reference
         else:
@@ -88,6 +96,10 @@ class StartUp:
             (abs(where - bucket), time) for (where, other), time in self._prior.items() if other.width == choice.width
         ]
         return min(elsewhere)[1] if elsewhere else 1.0
+
+
+def _rows(bucket: int, choice: Choice) -> int:
+    return max(_FREE, bucket * choice.width)
 
 
 def _between(choice: Choice, times: Mapping[Choice, float], guess: float) -> float:
