@@ -86,7 +86,7 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
         if not rows:
             continue
         colour = shades(0.9 * number / max(len(sizes) - 1, 1))
-        x = [budget for budget, _ in rows]
+        x = [budget + 1 for budget, _ in rows]
         y = [row["to_dflash"]["pooled"] for _, row in rows]
         low = [max(row["to_dflash"]["pooled"] - row["to_dflash"]["min"], 0) for _, row in rows]
         high = [max(row["to_dflash"]["max"] - row["to_dflash"]["pooled"], 0) for _, row in rows]
@@ -95,9 +95,9 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
             accepted = [row["accept_ratio"] for _, row in rows]
             axes.plot(x, accepted, color=colour, ls="--", lw=1, label=f"{size}, accept length")
     axes.axhline(1, color=COLOURS["DFLASH"], lw=1)
-    axes.set_xscale("log", base=2)
+    axes.set_xscale("log", base=2)  # of rows: a budget of 0 has no place on it
     ticks = [budget for budget, _ in fixed(result)]
-    axes.set_xticks(ticks, names_of(ticks), fontsize=7)
+    axes.set_xticks([tick + 1 for tick in ticks], names_of(ticks), fontsize=7)
     axes.minorticks_off()
     axes.set_xlabel("budget (draft nodes a tree)", loc="left")
     axes.set_ylabel("x DFLASH at the same concurrency")

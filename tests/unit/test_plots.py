@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib.pyplot as plt
 import pytest
 
 
@@ -52,6 +54,18 @@ def test_three_pictures_are_drawn(tmp_path: Path, result: Any) -> None:
         picture = (tmp_path / f"run-{name}.png").read_bytes()
         assert picture.startswith(b"\x89PNG")
         assert len(picture) > 8000
+
+
+def test_every_budget_has_a_place_of_its_own_between_the_edges() -> None:
+    """0, which drafts nothing, too: it has no logarithm."""
+    figure, axes = plt.subplots()
+    plots.budgets(axes, whole())
+    left, right = (edge for edge in axes.transData.inverted().transform(axes.bbox)[:, 0])
+    places = axes.transData.transform([(tick, 1.0) for tick in axes.get_xticks()])[:, 0]
+    plt.close(figure)
+    assert len(places) == 10
+    assert all(b - a > (places[-1] - places[0]) / 120 for a, b in itertools.pairwise(places))
+    assert 0 < left < right
 
 
 def test_names_of_budgets_do_not_lie_on_each_other() -> None:
