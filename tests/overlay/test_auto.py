@@ -141,6 +141,19 @@ def test_a_plan_for_long_is_observed_at_once_when_the_batch_changes() -> None:
     assert [one.batch_size for one in told] == [8] * PERIOD
 
 
+def test_no_plan_is_for_long_while_nothing_of_the_batch_has_arrived() -> None:
+    """What is observed comes a period late: of the batch before, which is as quiet as can be."""
+    engine = auto()
+    assert engine._observer is not None
+    collect, late = engine._observer.collect, [[]]
+    engine._observer.collect = lambda: (late.append(collect()), late.pop(0))[1]
+    while engine.chooser.period <= 2 * PERIOD:
+        step(engine, 2, accepts=BLOCK - 1, seconds=0.008)
+    for _ in range(20 * PERIOD):
+        step(engine, 8, accepts=BLOCK - 1, seconds=0.008)
+        assert engine._left <= PERIOD
+
+
 def test_a_batch_larger_than_what_is_counted_says_so() -> None:
     """Sums are over as many requests as they claim."""
     told: list[Step] = []

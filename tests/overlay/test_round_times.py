@@ -214,6 +214,15 @@ def test_a_device_that_waits_for_the_host_makes_all_choices_equal() -> None:
     assert times.expected(8, USED) == times.expected(8, WIDE) == pytest.approx(20.0)
 
 
+def test_a_pause_is_no_gap() -> None:
+    """A server that was paused goes on with its batch, and no prefill tells of it."""
+    times = times_of()
+    for gap in (0.5, 5000.0, 0.5):
+        times.observe(8, USED, [(10.0, gap), (10.0, None)])
+    assert times.gap(8) == pytest.approx(0.5)
+    assert times.expected(8, USED) == pytest.approx(10.5, rel=0.05)
+
+
 def test_rounds_shorter_than_their_graphs_show_that_start_up_was_disturbed() -> None:
     """As on a GPU on which another engine started as well; one bucket says nothing about the others."""
     times = RoundTimes((8, 16), {(size, choice): 40.0 for size in (8, 16) for choice in (USED, WIDE)})

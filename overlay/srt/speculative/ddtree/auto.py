@@ -97,7 +97,7 @@ class Auto:
         self._steps += 1
         self._left -= 1
         if self._left <= 0:
-            self._plan()
+            self._plan(batch_size)
             self._left = self.chooser.period
 
     def interrupt(self) -> None:
@@ -110,12 +110,12 @@ class Auto:
         every = self._steps < _ALL_COUNTED or self.chooser.period > PERIOD
         return self._is_observed and (every or self._steps % 2 == 0)
 
-    def _plan(self) -> None:
+    def _plan(self, batch_size: int) -> None:
         if self._observer is not None:
             self._observer.end_period()
             steps = self._observer.collect()
             self.chooser.observe(steps)
-            self.chooser.replan()
+            self.chooser.replan(batch_size)
             if self._tell is not None:
                 self._tell(steps)
         if self._group.world_size > 1:

@@ -7,6 +7,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from sglang.srt.speculative.ddtree.start_up_bounds import StartUp
+
 
 if TYPE_CHECKING:
     from sglang.srt.speculative.ddtree.round_times import Choice
@@ -44,13 +46,15 @@ class Look(NamedTuple):
 
 @dataclass
 class BucketTimes:
-    """What is known of a bucket's rounds, beside the choice in use."""
+    """What is known of a bucket's rounds; all but the choice in use was compared with that one."""
 
     #: The choice in use, what its last rounds took, and whether those before them took the same.
     used: Choice
     took: float
+    #: What start-up says of it, as far as that is believed.
+    start_up: StartUp
     is_settled: bool = True
-    lanes: dict[Choice, ChoiceTime] = field(default_factory=dict)
+    times: dict[Choice, ChoiceTime] = field(default_factory=dict)
     #: What rounds of the choice in use took lately, over what is kept of it, and the level that this makes.
     levels: deque[float] = field(default_factory=lambda: deque(maxlen=_LEVELS))
     level: float = 1.0
@@ -61,7 +65,7 @@ class BucketTimes:
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     #: Rounds so far, of all choices.
     rounds: int = 0
-    #: How many times running rounds took less than they can by what start-up said; once that was often, it stays.
+    #: How many times running rounds took less than they can by what start-up says.
     quicker: int = 0
 
     def use(self, seen: Look) -> None:
@@ -69,16 +73,17 @@ class BucketTimes:
         if seen.choice != self.used:
             self.former = self.used, self.took
         self.used, self.took = seen.choice, seen.milliseconds
-        lane = self.lanes[seen.choice]
-        lane.rounds, lane.last = lane.rounds + seen.rounds, self.rounds
-        self.levels.extend([seen.milliseconds / lane.milliseconds] * seen.rounds)
+        known = self.times[seen.choice]
+        known.rounds, known.last = known.rounds + seen.rounds, self.rounds
+        self.levels.extend([seen.milliseconds / known.milliseconds] * seen.rounds)
         self.level = sorted(self.levels)[len(self.levels) // 4]
 
-    def forget_others(self) -> None:
-        """Keep what is known of the choice in use."""
-        self.lanes = {self.used: self.lanes[self.used]}
+    def disbelieve(self) -> None:
+        """Go on as if nothing had been timed at start-up; what others seem to take was held to that."""
+        self.start_up = StartUp({})
+        self.times = {self.used: self.times[self.used]}
         self.looks.clear()
 
     def now(self, choice: Choice) -> float:
         """Milliseconds that a choice takes now, as far as looks told."""
-        return self.lanes[choice].milliseconds * self.level
+        return self.times[choice].milliseconds * self.level

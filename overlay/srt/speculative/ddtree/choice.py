@@ -20,7 +20,7 @@ from sglang.srt.speculative.ddtree.round_times import DOUBT, Choice, RoundTimes
 PERIOD, _FIRST_PERIOD = 8, 2
 #: A plan that changes nothing holds for twice as many steps as the last such one, up to so many and so many
 #: milliseconds: observing and planning take the host a tenth of a millisecond a step, in which it launches nothing.
-#: Batch sizes that were not decoded for so many rounds have no such plans: there is more to find out.
+#: Buckets that were not decoded for so many rounds have no such plans: there is more to find out.
 _LONGEST, _LASTS, _SEASONED = 128, 320.0, 512
 #: A look at what promises less than this part of what is in use lasts no longer than this many steps.
 _COSTLY, _SHORT_LOOK = 0.85, 2
@@ -120,11 +120,14 @@ class Chooser:
         """A step was not observed."""
         self.times.pass_over(self.times.bucket(batch_size))
 
-    def replan(self) -> None:
+    def replan(self, batch_size: int | None = None) -> None:
         """Plan the next period, from everything observed so far.
 
         The buckets that were in use are planned anew, and one other after the other; all of them the first time that
         there is anything to plan from.
+
+        Args:
+            batch_size: What runs now. What was observed of it may not have arrived yet.
         """
         before, best = dict(self.plan), dict(self._best)
         self.period = self._usual_period = min(PERIOD, self._usual_period + 1)
@@ -139,10 +142,11 @@ class Chooser:
                 self._replan_bucket(bucket, emitted)
             else:
                 self.plan[bucket] = self._best[bucket]  # a look that nobody runs now is none when somebody does
-        if any(best[bucket] != self._best[bucket] for bucket in self._active):
+        running = self._active | (set() if batch_size is None else {self.times.bucket(batch_size)})
+        if any(best[bucket] != self._best[bucket] for bucket in running):
             self._quiet_period = PERIOD
-        elif self.period == PERIOD and self._active and all(self._is_quiet(b, before) for b in self._active):
-            took = max(self.times.expected(bucket, best[bucket]) for bucket in self._active)
+        elif self.period == PERIOD and running and all(self._is_quiet(bucket, before) for bucket in running):
+            took = max(self.times.expected(bucket, self._best[bucket]) for bucket in running)
             longest = max(PERIOD, min(_LONGEST, int(_LASTS / took)))
             self.period = self._quiet_period = min(2 * self._quiet_period, longest)
         self._active.clear()

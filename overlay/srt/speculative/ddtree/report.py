@@ -54,7 +54,9 @@ class Metrics:
         self._labels = dict(labels)
         names = list(self._labels)
         self._rounds = Total(
-            "sglang:ddtree_rounds", "Decode rounds verified with a budget, or with the chain.", [*names, "budget"]
+            "sglang:ddtree_rounds",
+            "Decode rounds verified with a budget, with the chain, or without a draft.",
+            [*names, "budget"],
         )
         self._budget = Gauge(
             "sglang:ddtree_budget",

@@ -30,11 +30,11 @@ _FIRST, _TOO_LONG = 6, 1.15
 #: What rounds take, times this, is no less than what their graphs took at start-up unless that was disturbed; so many
 #: times running a clock that scatters does not say otherwise. On an H200 it was 1.02 at least without a factor.
 _QUICKER, _OFTEN = 1.25, 3
+#: A gap as long as so many steps belongs to no round.
+_IDLE = 10
 #: Relative doubt about a choice that was measured for a few rounds only: it may be so much better than it seems, and is
 #: not believed to be so much slower than others suggest.
 DOUBT = 0.05
-#: A start-up that nothing was measured at.
-_NOTHING = StartUp({})
 
 
 class Choice(NamedTuple):
@@ -85,18 +85,22 @@ class RoundTimes:
     def observe(self, bucket: int, choice: Choice, seen: Sequence[tuple[float | None, float | None]]) -> None:
         """Take in what a few rounds of one choice took.
 
-        A gap that is not known is taken to be as long as the others of these rounds, or of the bucket.
+        A gap that is not known is taken to be as long as the others of these rounds, or of the nearest bucket where one
+        is. One of many steps' length is none: a server that was paused, or a host that did something else.
 
         Args:
             seen: Milliseconds of each step, None if they are not to be believed, and of the gap before it, None if
-                something came between; a negative one counts as none.
+                something came between; a negative one counts as 0.
         """
-        gaps = [max(0.0, gap) for _, gap in seen if gap is not None]
-        usual = statistics.median(gaps) if gaps else self.gap(bucket)
+        steps = [(step, gap) for step, gap in seen if step is not None and step > 0.0]
+        longest = _IDLE * statistics.median_low([step for step, _ in steps]) if steps else 0.0
+        steps = [(step, None if gap is None or gap > longest else max(0.0, gap)) for step, gap in steps]
+        gaps = [gap for _, gap in steps if gap is not None]
+        usual = statistics.median_low(gaps) if gaps else self.gap(bucket)
         if gaps:
             before = self._gap.get(bucket, usual)
             self._gap[bucket] = before + _WEIGHT * (usual - before)
-        rounds = [step + (usual if gap is None else max(0.0, gap)) for step, gap in seen if step]
+        rounds = [step + (usual if gap is None else gap) for step, gap in steps]
         if rounds:
             self._take_in(bucket, Look(choice, statistics.median_low(rounds), len(rounds)))
 
@@ -110,12 +114,14 @@ class RoundTimes:
         choice, took, rounds = seen
         here = self._here.get(bucket)
         if here is None:  # all others are compared with it
-            here = self._here[bucket] = BucketTimes(choice, took, lanes={choice: ChoiceTime(took, 0, _FEW, 0)})
+            here = self._here[bucket] = BucketTimes(
+                choice, took, self._start_up, times={choice: ChoiceTime(took, 0, _FEW, 0)}
+            )
         here.rounds += rounds
-        if here.quicker < _OFTEN and rounds >= _FIRST:
-            here.quicker = here.quicker + 1 if took * _QUICKER < self._start_up.known(bucket, choice) else 0
-            if here.quicker == _OFTEN:  # what others seemed to take was held to that start-up
-                here.forget_others()
+        if here.start_up and rounds >= _FIRST:
+            here.quicker = here.quicker + 1 if took * _QUICKER < here.start_up.known(bucket, choice) else 0
+            if here.quicker == _OFTEN:
+                here.disbelieve()
         if choice == here.used:
             here.is_settled = _are_alike(here.took, took)
             self._judge(
@@ -138,12 +144,12 @@ class RoundTimes:
             is_after: Whether it ran after them as well, not only before, which may have been long ago.
         """
         for look in here.looks:
-            if here.is_settled or look.choice not in here.lanes:
+            if here.is_settled or look.choice not in here.times:
                 self._learn(bucket, here, look, beside, is_after=is_after)
         here.looks.clear()
 
     def _learn(self, bucket: int, here: BucketTimes, look: Look, beside: float, *, is_after: bool) -> None:
-        used, lane = here.lanes[here.used], here.lanes.get(look.choice)
+        used, timed = here.times[here.used], here.times.get(look.choice)
         if here.former and here.former[0] == look.choice:
             here.former = None
         level = beside / used.milliseconds
@@ -151,35 +157,35 @@ class RoundTimes:
         least, most = self._bounds(bucket, here, look.choice, beside)
         least, most = least / level, most / level
         # What cannot be, beside something that may have run in a stall, is no comparison, but has to be put somewhere.
-        is_guess = lane is None and not is_after and not least <= found <= most
-        if lane is None:
+        is_guess = timed is None and not is_after and not least <= found <= most
+        if timed is None:
             found = max(least, min(found, most))
-            lane = here.lanes[look.choice] = ChoiceTime(found, 0, 0, 0)
-        before, lane.strange = lane.strange, None
-        is_near = _are_alike(found, lane.milliseconds)
+            timed = here.times[look.choice] = ChoiceTime(found, 0, 0, 0)
+        before, timed.strange = timed.strange, None
+        is_near = _are_alike(found, timed.milliseconds)
         if not is_near and not least <= found <= most:
-            if before is None or (before > lane.milliseconds) != (found > lane.milliseconds):
-                lane.strange = found
+            if before is None or (before > timed.milliseconds) != (found > timed.milliseconds):
+                timed.strange = found
                 return
-            lane.milliseconds, lane.is_odd = min(before, found, key=lambda ms: abs(ms - lane.milliseconds)), True
-        elif not is_near and not least <= lane.milliseconds <= most:
-            lane.milliseconds, lane.is_odd = found, False
-        elif used.compared < _FEW <= lane.compared:  # the one that is known less well learns
-            used.milliseconds *= 1.0 + _weight(used, look) * (lane.milliseconds / found - 1.0)
+            timed.milliseconds, timed.is_odd = min(before, found, key=lambda ms: abs(ms - timed.milliseconds)), True
+        elif not is_near and not least <= timed.milliseconds <= most:
+            timed.milliseconds, timed.is_odd = found, False
+        elif used.compared < _FEW <= timed.compared:  # the one that is known less well learns
+            used.milliseconds *= 1.0 + _weight(used, look) * (timed.milliseconds / found - 1.0)
             used.compared += look.rounds
         else:
-            lane.milliseconds += _weight(lane, look) * (found - lane.milliseconds)
-            lane.is_odd = not least <= found <= most
-        lane.compared += 0 if is_guess else look.rounds
-        lane.rounds, lane.last = lane.rounds + look.rounds, here.rounds
+            timed.milliseconds += _weight(timed, look) * (found - timed.milliseconds)
+            timed.is_odd = not least <= found <= most
+        timed.compared += 0 if is_guess else look.rounds
+        timed.rounds, timed.last = timed.rounds + look.rounds, here.rounds
 
     def _bounds(self, bucket: int, here: BucketTimes, choice: Choice, beside: float) -> tuple[float, float]:
         """Between what a choice takes, where the one in use takes so long."""
-        start_up = self._believed(here)
+        start_up = here.start_up
         least = start_up.least(bucket, choice, {here.used: beside}) / _APART
         most = start_up.most(bucket, choice, here.used, beside) * _APART
-        if not start_up and choice in here.lanes:  # then what was seen before has to do
-            known = here.lanes[choice].milliseconds * beside / here.lanes[here.used].milliseconds
+        if not start_up and choice in here.times:  # then what was seen before has to do
+            known = here.times[choice].milliseconds * beside / here.times[here.used].milliseconds
             return known / _FAR, min(most, known * _FAR)
         return (0.0 if choice.shape == "none" or not start_up else least), most
 
@@ -198,8 +204,8 @@ class RoundTimes:
         here = self._here.get(bucket)
         if here is None:
             return 0, 0
-        lane = here.lanes.get(choice)
-        return (0, here.rounds) if lane is None else (lane.rounds, here.rounds - lane.last)
+        timed = here.times.get(choice)
+        return (0, here.rounds) if timed is None else (timed.rounds, here.rounds - timed.last)
 
     def rounds(self, bucket: int) -> int:
         """How many rounds there were in a bucket."""
@@ -217,18 +223,18 @@ class RoundTimes:
         here = self._here.get(bucket)
         if here is None:
             return self._start_up.base(bucket, choice) + self.gap(bucket)
-        start_up = self._believed(here)
+        start_up = here.start_up
         used = {here.used: here.now(here.used)}
-        if choice not in here.lanes:
+        if choice not in here.times:
             # Of the tree as wide as the chain only the graph is the same: the one in use tells as much.
             is_chain = choice.shape == "chain" and here.used.shape == "tree"
             return start_up.least(bucket, choice, used if is_chain else _others(here, choice))
         took = self.expected(bucket, choice)
-        if here.former and here.former[0] == choice and here.lanes[here.used].compared < _FEW:
+        if here.former and here.former[0] == choice and here.times[here.used].compared < _FEW:
             took = min(took, here.former[1])
         # Beside one in use that was compared with nothing, all others may be far better than they seem.
-        is_doubtful = here.lanes[choice].rounds < _FIRST and here.lanes[here.used].rounds >= _FEW
-        is_doubtful = is_doubtful or not here.lanes[here.used].compared
+        is_doubtful = here.times[choice].rounds < _FIRST and here.times[here.used].rounds >= _FEW
+        is_doubtful = is_doubtful or not here.times[here.used].compared
         if not is_doubtful or not start_up or choice == here.used:
             return took
         if choice.shape == "none":  # what it saves the host, start-up does not know
@@ -243,26 +249,23 @@ class RoundTimes:
         here = self._here.get(bucket)
         if here is None:
             return self._start_up.base(bucket, choice) + self.gap(bucket)
-        if here.lanes.keys() == {choice}:
+        if here.times.keys() == {choice}:
             return here.now(choice)
-        start_up = self._believed(here)
+        start_up = here.start_up
         others = _others(here, choice)
         guess = (1.0 + DOUBT) * start_up.guess(bucket, choice, others)
-        if choice not in here.lanes:
+        if choice not in here.times:
             pending = [look.milliseconds for look in here.looks if look.choice == choice]
             if not pending or not start_up:
                 return min(pending, default=guess / (1.0 + DOUBT))
             return max(start_up.least(bucket, choice, others), min(*pending, guess))
-        lane, used, time = here.lanes[choice], here.lanes[here.used], here.now(choice)
-        if choice != here.used and not used.is_odd and not lane.is_odd:
+        timed, used, time = here.times[choice], here.times[here.used], here.now(choice)
+        if choice != here.used and not used.is_odd and not timed.is_odd:
             time = min(time, start_up.most(bucket, choice, here.used, here.now(here.used)))
         # What the one in use takes is seen, whatever it was compared with.
-        is_seen = choice == here.used and lane.rounds >= _FEW
-        is_doubtful = not is_seen and lane.compared < _FEW <= max(here.lanes[other].compared for other in others)
+        is_seen = choice == here.used and timed.rounds >= _FEW
+        is_doubtful = not is_seen and timed.compared < _FEW <= max(here.times[other].compared for other in others)
         return min(time, guess) if is_doubtful and start_up else time
-
-    def _believed(self, here: BucketTimes) -> StartUp:
-        return _NOTHING if here.quicker >= _OFTEN else self._start_up
 
 
 def _others(here: BucketTimes, choice: Choice) -> dict[Choice, float]:
@@ -270,14 +273,14 @@ def _others(here: BucketTimes, choice: Choice) -> dict[Choice, float]:
 
     Those that are well known, if there are any: the first rounds may have been disturbed.
     """
-    others = [known for known in here.lanes if known != choice]
+    others = [known for known in here.times if known != choice]
     alike = [known for known in others if (known.shape == "none") == (choice.shape == "none")] or others
-    sure = [known for known in alike if here.lanes[known].compared >= _FEW] or alike
+    sure = [known for known in alike if here.times[known].compared >= _FEW] or alike
     return {known: here.now(known) for known in sure}
 
 
-def _weight(lane: ChoiceTime, look: Look) -> float:
-    return max(_WEIGHT, look.rounds / (lane.compared + look.rounds))
+def _weight(timed: ChoiceTime, look: Look) -> float:
+    return max(_WEIGHT, look.rounds / (timed.compared + look.rounds))
 
 
 def _are_alike(one: float, other: float) -> bool:
