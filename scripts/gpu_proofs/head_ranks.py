@@ -136,6 +136,7 @@ def rank_process(rank: int, cuda: bool, port: int, out: str) -> None:
     rows = [measure(case, device) for case in (CASES if cuda else SMALL)]
     if rank == 0:
         Path(out).write_text(json.dumps(rows))
+    dist.barrier()  # a rank that leaves while another still gathers aborts now and then, in gloo's threads
     dist.destroy_process_group()
 
 
