@@ -20,6 +20,8 @@ import matplotlib as mpl
 mpl.use("Agg")
 from matplotlib import pyplot as plt
 
+from decode_arms import UNCALIBRATED
+
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +73,7 @@ def fixed(result: dict[str, Any]) -> list[tuple[int, str]]:
     return sorted(
         (arm["budget"], arm["name"])
         for arm in result["arms"]
-        if isinstance(arm["budget"], int) and "uncalibrated" not in arm["name"]
+        if isinstance(arm["budget"], int) and not arm["name"].endswith(UNCALIBRATED)
     )
 
 
@@ -118,10 +120,10 @@ def concurrency(axes: Axes, result: dict[str, Any]) -> None:
     some = [name for name in ("DDTREE chain", *(name for _, name in fixed(result))) if name in names]
     greys = mpl.colormaps["Greens"]
     # The control without calibration has `auto`'s colour, and is dashed.
-    some_last = [name for name in names if name == f"{AUTO}, uncalibrated"]
+    some_last = [name for name in names if name == f"{AUTO}{UNCALIBRATED}"]
     for name in [*some, *(name for name in COLOURS if name in names), *some_last]:
         rows = sorted((size, row["tok_s"]) for (arm, size), row in by_cell.items() if arm == name)
-        colour = COLOURS.get(name.removesuffix(", uncalibrated"))
+        colour = COLOURS.get(name.removesuffix(UNCALIBRATED))
         colour = colour or greys(0.3 + 0.6 * some.index(name) / max(len(some), 1))
         axes.errorbar(
             [size for size, _ in rows],
