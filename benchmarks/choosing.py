@@ -96,29 +96,42 @@ def cell(make: Callable[..., Any], text: Any, size: int, seeds: Iterable[int]) -
 
 def wander(make: Callable[..., Any], text: Any, seeds: Iterable[int]) -> list[float]:
     """A batch that grows and shrinks by up to two requests every five steps: the first 1000 steps, then 1000 more."""
-    found = []
-    for seed in seeds:
-        world, random_, size, row = make(seed), random.Random(seed), 20, []  # noqa: S311
-        for _ in range(2):
-            begin = world.tokens, world.best_tokens
-            for _ in range(200):
-                size = min(48, max(1, size + random_.randint(-2, 2)))
-                world.decode(text, size, steps=5)
-            row.append((world.tokens - begin[0]) / (world.best_tokens - begin[1]))
-        found.append(row)
-    return [statistics.mean(column) for column in zip(*found, strict=True)]
+
+    def sizes(seed: int) -> list[int]:
+        random_, size, found = random.Random(seed), 20, []  # noqa: S311  (sizes, no secrets)
+        for _ in range(400):
+            size = min(48, max(1, size + random_.randint(-2, 2)))
+            found.append(size)
+        return found
+
+    return halves(make, text, seeds, sizes, steps=5)
 
 
 def turns(make: Callable[..., Any], text: Any, seeds: Iterable[int]) -> list[float]:
     """Batches of few sizes for a moment each, and seconds of something else between: five turns, then five more."""
+    return halves(make, text, seeds, lambda _: [1, 4, 16, 48] * 10, steps=100, pause=3000.0)
+
+
+def halves(
+    make: Callable[..., Any],
+    text: Any,
+    seeds: Iterable[int],
+    sizes: Callable[[int], list[int]],
+    *,
+    steps: int,
+    pause: float | None = None,
+) -> list[float]:
+    """Batches of one size after the other for so many steps: the first half of them, then the second; means."""
     found = []
     for seed in seeds:
-        world, row = make(seed), []
-        for _ in range(2):
+        world, every, row = make(seed), sizes(seed), []
+        middle = len(every) // 2
+        for half in (every[:middle], every[middle:]):
             begin = world.tokens, world.best_tokens
-            for size in (1, 4, 16, 48) * 5:
-                world.pause(3000.0)
-                world.decode(text, size, steps=100)
+            for size in half:
+                if pause is not None:
+                    world.pause(pause)
+                world.decode(text, size, steps=steps)
             row.append((world.tokens - begin[0]) / (world.best_tokens - begin[1]))
         found.append(row)
     return [statistics.mean(column) for column in zip(*found, strict=True)]

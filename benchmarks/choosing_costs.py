@@ -120,7 +120,7 @@ def small_graphs(batch_size: int, choice: Choice) -> float:
 
 def shared_graphs(batch_size: int, choice: Choice) -> float:
     """Milliseconds that graphs seem to take while other engines use the GPU: two to five times as long, by chance."""
-    return graphs(batch_size, choice) * random.Random(f"{batch_size} {choice}").uniform(2, 5)  # noqa: S311
+    return graphs(batch_size, choice) * random.Random(f"{batch_size} {choice}").uniform(2, 5)  # noqa: S311  (no secret)
 
 
 def bucket_of(batch_size: int) -> int:
@@ -136,7 +136,7 @@ def start_up(cost: Cost, *, without: float = 0.0, wrong: float = 0.01) -> dict[t
         without: Milliseconds of it that it does not see.
         wrong: Relative spread of its error.
     """
-    random_ = random.Random(3)  # noqa: S311
+    random_ = random.Random(3)  # noqa: S311  (errors, no secrets)
     return {
         (bucket, choice): (cost(bucket, choice) - without) * (1 + wrong * random_.uniform(-1, 1))
         for bucket in BUCKETS
