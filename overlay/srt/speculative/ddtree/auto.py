@@ -46,18 +46,16 @@ class Auto:
         self._left = chooser.period
         self._steps = 0
         self._running: tuple[int, Choice] | None = None
-        self._is_observed = True
-        self._bucket: int | None = None
+        self._bucket = 0  # of no batch yet
         self._widths = chooser.rates.widths
 
     def begin(self, batch_size: int) -> Choice:
         """A step of so many requests begins, before its draft: what it is to verify."""
-        choice = self.chooser.choose(batch_size)
-        self._running = batch_size, choice
         bucket = self.chooser.times.bucket(batch_size)
+        choice = self.chooser.plan[bucket]
+        self._running = batch_size, choice
         if bucket != self._bucket:  # which nobody planned for when this plan was made to last; all ranks see it
             self._bucket, self._left = bucket, min(self._left, PERIOD)
-        self._is_observed = self._left <= PERIOD
         if self._observer is not None and self._is_observed:
             self._observer.begin()
         return choice
@@ -93,11 +91,11 @@ class Auto:
             self._observer.end(batch_size, choice)
         elif self._observer is not None:
             self._observer.pass_over(choice)
-            self.chooser.pass_over(batch_size)
+            self.chooser.times.pass_over(self._bucket)
         self._steps += 1
         self._left -= 1
         if self._left <= 0:
-            self._plan(batch_size)
+            self._plan()
             self._left = self.chooser.period
 
     def interrupt(self) -> None:
@@ -110,12 +108,16 @@ class Auto:
         every = self._steps < _ALL_COUNTED or self.chooser.period > PERIOD
         return self._is_observed and (every or self._steps % 2 == 0)
 
-    def _plan(self, batch_size: int) -> None:
+    @property
+    def _is_observed(self) -> bool:
+        return self._left <= PERIOD
+
+    def _plan(self) -> None:
         if self._observer is not None:
             self._observer.end_period()
             steps = self._observer.collect()
             self.chooser.observe(steps)
-            self.chooser.replan(batch_size)
+            self.chooser.replan(self._bucket)
             if self._tell is not None:
                 self._tell(steps)
         if self._group.world_size > 1:

@@ -116,18 +116,14 @@ class Chooser:
             for choice, seen in several:
                 self.times.observe(bucket, choice, [(step.milliseconds, step.gap) for step in seen])
 
-    def pass_over(self, batch_size: int) -> None:
-        """A step was not observed."""
-        self.times.pass_over(self.times.bucket(batch_size))
-
-    def replan(self, batch_size: int | None = None) -> None:
+    def replan(self, bucket: int | None = None) -> None:
         """Plan the next period, from everything observed so far.
 
         The buckets that were in use are planned anew, and one other after the other; all of them the first time that
         there is anything to plan from.
 
         Args:
-            batch_size: What runs now. What was observed of it may not have arrived yet.
+            bucket: What runs now. What was observed of it may not have arrived yet.
         """
         before, best = dict(self.plan), dict(self._best)
         self.period = self._usual_period = min(PERIOD, self._usual_period + 1)
@@ -137,16 +133,16 @@ class Chooser:
         due = self._active | {self.times.buckets[self._turn]} if self._is_planned else set(self.times.buckets)
         self._is_planned = True
         emitted = {choice: self.rates.emitted(*choice) for choice in self.choices}
-        for bucket in self.times.buckets:
-            if bucket in due:
-                self._replan_bucket(bucket, emitted)
+        for known in self.times.buckets:
+            if known in due:
+                self._replan_bucket(known, emitted)
             else:
-                self.plan[bucket] = self._best[bucket]  # a look that nobody runs now is none when somebody does
-        running = self._active | (set() if batch_size is None else {self.times.bucket(batch_size)})
-        if any(best[bucket] != self._best[bucket] for bucket in running):
+                self.plan[known] = self._best[known]  # a look that nobody runs now is none when somebody does
+        running = self._active | (set() if bucket is None else {bucket})
+        if any(best[known] != self._best[known] for known in running):
             self._quiet_period = PERIOD
-        elif self.period == PERIOD and running and all(self._is_quiet(bucket, before) for bucket in running):
-            took = max(self.times.expected(bucket, self._best[bucket]) for bucket in running)
+        elif self.period == PERIOD and running and all(self._is_quiet(known, before) for known in running):
+            took = max(self.times.expected(known, self._best[known]) for known in running)
             longest = max(PERIOD, min(_LONGEST, int(_LASTS / took)))
             self.period = self._quiet_period = min(2 * self._quiet_period, longest)
         self._active.clear()

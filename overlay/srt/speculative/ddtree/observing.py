@@ -141,12 +141,11 @@ class Observer:
         assert period.counts is not None
         count = len(self._host_widths)
         requests = [min(seen.batch_size, _COUNTED) for seen in period.steps]
-        # Rows behind a batch are of earlier steps. In NumPy, whose calls take the host a fifth of PyTorch's.
-        counts = period.counts.numpy()
-        sums = [counts[step, :number].sum(axis=0).tolist() for step, number in enumerate(requests)]
+        rows = period.counts.numpy()  # whose calls take the host a fifth of PyTorch's
         steps = []
         for seen, counted in zip(period.steps, requests, strict=True):
-            told: list[float] = [] if seen.row is None else sums[seen.row]
+            # Rows behind a batch are of earlier steps.
+            told: list[float] = [] if seen.row is None else rows[seen.row, :counted].sum(axis=0).tolist()
             if not all(math.isfinite(value) for value in told):
                 told = []  # a draft row without probabilities tells nothing
             is_chain = seen.choice.shape == "chain"

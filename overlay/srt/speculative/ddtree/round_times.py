@@ -105,7 +105,7 @@ class RoundTimes:
             self._take_in(bucket, Look(choice, statistics.median_low(rounds), len(rounds)))
 
     def pass_over(self, bucket: int) -> None:
-        """A round was not measured: what is known of a bucket is older by it."""
+        """A round was not measured: what is known of its bucket is older by it."""
         if bucket in self._here:
             self._here[bucket].rounds += 1
 
@@ -222,7 +222,7 @@ class RoundTimes:
         """Milliseconds that a round takes at least, as far as is known."""
         here = self._here.get(bucket)
         if here is None:
-            return self._start_up.base(bucket, choice) + self.gap(bucket)
+            return self.expected(bucket, choice)
         start_up = here.start_up
         used = {here.used: here.now(here.used)}
         if choice not in here.times:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from sglang.srt.speculative.ddtree.moments import Moments
 from sglang.srt.speculative.ddtree.round_times import Choice
 
 
@@ -48,6 +49,7 @@ def time_graphs(widths: Sequence[int], batch_sizes: Sequence[int], replay: Repla
         batch_sizes: Sizes to time.
         replay: Finds a graph.
     """
+    moments = Moments(on_gpu=True)
     marks: dict[tuple[int, int], list[Any]] = {}
     for size in batch_sizes:
         for width in widths:
@@ -55,21 +57,15 @@ def time_graphs(widths: Sequence[int], batch_sizes: Sequence[int], replay: Repla
             if run is None:
                 continue
             run()
-            marks[width, size] = [_mark()]
+            marks[width, size] = [moments.now()]
             for _ in range(_REPLAYS):
                 run()
-                marks[width, size].append(_mark())
+                marks[width, size].append(moments.now())
     if marks:
         torch.cuda.synchronize()
     return {
         key: min(start.elapsed_time(end) for start, end in itertools.pairwise(events)) for key, events in marks.items()
     }
-
-
-def _mark() -> Any:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
 
 
 def prior_of(
