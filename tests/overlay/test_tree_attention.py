@@ -80,13 +80,14 @@ def reference(given: dict[str, Any], width: int, scale: float) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("splits", [1, 2, 8])
+@pytest.mark.parametrize("splits", [1, 2, 3, 8])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(
     "shape",
     [
         ([1], 1, 2, 2, 16),
         ([70, 0, 131], 5, 6, 2, 32),
+        ([300, 128, 513], 3, 4, 2, 16),
         ([64, 200], 16, 8, 2, 16),
         ([3], 33, 4, 1, 16),
         ([129, 1], 40, 4, 1, 16),
@@ -141,12 +142,14 @@ def test_rows_of_a_program_hold_a_request_with_little_padding() -> None:
 
 
 def test_few_requests_share_their_tokens_among_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until the device has two programs a processor; with many requests none are shared."""
+    """As many as the device takes at two programs a processor; with many requests none are shared."""
     monkeypatch.setattr(
         torch.cuda, "get_device_properties", lambda _: type("Device", (), {"multi_processor_count": 132})
     )
     device = torch.device("cuda")
-    assert [splits_of(programs, device) for programs in (1, 8, 32, 132, 133, 1000)] == [32, 32, 8, 2, 1, 1]
+    assert [splits_of(programs, device) for programs in (1, 8, 32, 40, 88, 132, 133, 1000)] == [
+        *(32, 32, 8, 6, 3, 2, 1, 1)
+    ]
 
 
 class Recorded:

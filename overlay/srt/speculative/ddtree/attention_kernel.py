@@ -20,6 +20,8 @@ _BLOCK_M = 64
 #: Programs that share the committed tokens of a request, at most; the device is to have about so many per processor.
 #: That bounds what they keep for the second launch: 9 MB for 132 processors and heads of 128, reused by every layer.
 _MOST_SPLITS, _PROGRAMS = 32, 2
+#: Splits up to which a program of the second launch merges several rows: eight times fewer programs, each as much work.
+_FEW_SPLITS = 4
 _LOG2E = 1.4426950408889634
 
 
@@ -35,6 +37,12 @@ def _attend(q, keys, values, visible, top, total, found, scale):
     total = total * kept + tl.sum(shares, axis=1)
     found = found * kept[:, None] + tl.dot(shares.to(values.dtype), values)
     return next_top, total, found
+
+
+@triton.jit
+def _used_splits(prefix, splits, BLOCK_N: tl.constexpr):
+    """How many of a request's programs have anything to read; what one program finds needs no second launch."""
+    return tl.minimum(splits, tl.maximum(1, tl.cdiv(prefix, BLOCK_N)))
 
 
 @triton.jit(do_not_specialize=("width", "tiles", "splits"))
@@ -75,6 +83,11 @@ def _tree_attention_kernel(
 ):
     request, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     tile, split = tl.program_id(2) % tiles, tl.program_id(2) // tiles
+    first = tl.load(kv_indptr + request)
+    prefix = (tl.load(kv_indptr + request + 1) - first).to(tl.int32)
+    used = _used_splits(prefix, splits, BLOCK_N)
+    if split >= used:
+        return
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     node, head = rows // GROUP, group * GROUP + rows % GROUP
     is_node = node < width
@@ -82,13 +95,11 @@ def _tree_attention_kernel(
     row = request * width + node
     queries = tl.load(q + row[:, None] * Q_ROW + head[:, None] * Q_HEAD + at[None, :], mask=is_node[:, None], other=0.0)
 
-    first = tl.load(kv_indptr + request)
-    prefix = (tl.load(kv_indptr + request + 1) - first).to(tl.int32)
     top = tl.full([BLOCK_M], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_M], dtype=tl.float32)
     found = tl.zeros([BLOCK_M, D], dtype=tl.float32)
 
-    share = tl.cdiv(tl.cdiv(prefix, splits), BLOCK_N) * BLOCK_N
+    share = tl.cdiv(tl.cdiv(prefix, used), BLOCK_N) * BLOCK_N
     end = tl.minimum(prefix, (split + 1) * share)
     for start in range(split * share, end, BLOCK_N):
         token = start + tl.arange(0, BLOCK_N)
@@ -102,7 +113,7 @@ def _tree_attention_kernel(
         )
         top, total, found = _attend(queries, keys, values, is_token[None, :], top, total, found, scale)
 
-    if split == splits - 1:  # the nodes themselves
+    if split == used - 1:  # the nodes themselves
         if HAS_MASK:
             mask_row = tl.load(mask_indptr + request) + node.to(tl.int64) * (prefix + width) + prefix
         for start in range(0, width, BLOCK_T):
@@ -117,7 +128,7 @@ def _tree_attention_kernel(
             top, total, found = _attend(queries, keys, values, visible, top, total, found, scale)
 
     found = found / tl.where(total == 0.0, 1.0, total)[:, None]
-    if splits == 1:
+    if used == 1:
         written = row[:, None] * OUT_ROW + head[:, None] * OUT_HEAD + at[None, :]
         tl.store(out + written, found.to(out.dtype.element_ty), mask=is_node[:, None])
     else:
@@ -132,6 +143,7 @@ def _merge_kernel(
     out,
     part,
     part_sums,
+    kv_indptr,
     width,
     splits,
     OUT_ROW: tl.constexpr,
@@ -139,21 +151,30 @@ def _merge_kernel(
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     MOST: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
-    """One program a node and head: the parts of its splits, weighed by their sums."""
-    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    request, node = row // width, row % width
-    first = ((request * GROUPS + head // GROUP) * width * GROUP + node * GROUP + head % GROUP) * splits
+    """One program for some rows of a request and group: the parts of its splits, weighed by their sums."""
+    request, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    prefix = (tl.load(kv_indptr + request + 1) - tl.load(kv_indptr + request)).to(tl.int32)
+    used = _used_splits(prefix, splits, BLOCK_N)
+    if used == 1:  # written by the first launch
+        return
+    row = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
+    node, head = row // GROUP, group * GROUP + row % GROUP
     split, at = tl.arange(0, MOST), tl.arange(0, D)
-    sums = tl.load(part_sums + first + split, mask=split < splits, other=float("-inf"))
+    part_row = (((request * GROUPS + group) * width * GROUP + row) * splits)[:, None] + split[None, :]
+    is_part = (node < width)[:, None] & (split < used)[None, :]
+    sums = tl.load(part_sums + part_row, mask=is_part, other=float("-inf"))
     has_any = sums > float("-inf")
     # A row that sees nothing, of a request without tokens and with an empty mask, is 0 and no number minus itself.
-    weights = tl.where(has_any, tl.exp2(sums - tl.max(sums, axis=0)), 0.0)
-    total = tl.sum(weights, axis=0)
-    found = tl.load(part + (first + split)[:, None] * D + at[None, :], mask=has_any[:, None], other=0.0)
-    merged = tl.sum(found * weights[:, None], axis=0) / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + row * OUT_ROW + head * OUT_HEAD + at, merged.to(out.dtype.element_ty))
+    weights = tl.where(has_any, tl.exp2(sums - tl.max(sums, axis=1)[:, None]), 0.0)
+    total = tl.sum(weights, axis=1)
+    found = tl.load(part + part_row[:, :, None] * D + at[None, None, :], mask=has_any[:, :, None], other=0.0)
+    merged = tl.sum(found * weights[:, :, None], axis=1) / tl.where(total == 0.0, 1.0, total)[:, None]
+    written = (request * width + node)[:, None] * OUT_ROW + head[:, None] * OUT_HEAD + at[None, :]
+    tl.store(out + written, merged.to(out.dtype.element_ty), mask=(node < width)[:, None])
 
 
 def attend_by_kernel(
@@ -185,7 +206,7 @@ def attend_by_kernel(
         mask_indptr: Where each request's mask begins, [bs + 1].
         width: W.
         scale: Of the scores.
-        splits: Programs that share a request's committed tokens, a power of two; by default as fills the device.
+        splits: Programs that share a request's committed tokens, at most; by default as many as fill the device.
     """
     rows, heads, size = q.shape
     groups, batch = k.shape[1], rows // width
@@ -196,7 +217,7 @@ def attend_by_kernel(
     shared = (batch, groups, width * group, splits)
     part = torch.empty((*shared, size) if splits > 1 else 1, dtype=torch.float32, device=q.device)
     sums = torch.empty(shared if splits > 1 else 1, dtype=torch.float32, device=q.device)
-    tokens = block_tokens(block, size)
+    tokens, stages = block_tokens(block, size)
     _tree_attention_kernel[(batch, groups, tiles * splits)](
         q, k, v, out, part, sums, k_buffer, v_buffer, kv_indptr, kv_indices,
         q if mask is None else mask.view(torch.uint8), kv_indptr if mask_indptr is None else mask_indptr,
@@ -205,12 +226,14 @@ def attend_by_kernel(
         OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), K_SLOT=k_buffer.stride(0), K_HEAD=k_buffer.stride(1),
         V_SLOT=v_buffer.stride(0), V_HEAD=v_buffer.stride(1), GROUPS=groups, GROUP=group, D=size,
         HAS_MASK=mask is not None, BLOCK_M=block, BLOCK_N=tokens,
-        BLOCK_T=min(tokens, max(16, triton.next_power_of_2(width))), num_warps=4, num_stages=3,
+        BLOCK_T=min(tokens, max(16, triton.next_power_of_2(width))), num_warps=4, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
-        _merge_kernel[(rows, heads)](
-            out, part, sums, width, splits, OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), GROUPS=groups, GROUP=group,
-            D=size, MOST=_MOST_SPLITS, num_warps=4,
+        most = _FEW_SPLITS if splits <= _FEW_SPLITS else _MOST_SPLITS
+        merged = _MOST_SPLITS // most
+        _merge_kernel[(batch, groups, triton.cdiv(width * group, merged))](
+            out, part, sums, kv_indptr, width, splits, OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), GROUPS=groups,
+            GROUP=group, D=size, BLOCK_R=merged, MOST=most, BLOCK_N=tokens, num_warps=4,
         )  # fmt: skip
 
 
@@ -219,20 +242,18 @@ def block_rows(rows: int) -> int:
     return min(_BLOCK_M, max(16, triton.next_power_of_2(rows)))
 
 
-def block_tokens(rows: int, size: int) -> int:
-    """Committed tokens that a program of so many rows reads at once, for heads of that size.
+def block_tokens(rows: int, size: int) -> tuple[int, int]:
+    """Committed tokens that a program of so many rows reads at once for heads of that size, and Triton's stages.
 
-    Measured on an H200: programs of many rows do better with fewer. Heads of more than 128 get half, so that blocks fit
-    into the shared memory of smaller GPUs.
+    Measured on an H200 by shapes and configurations. Where slots lie is read first and what they hold next, so that
+    three stages have one block on its way, five have two. Heads of more than 128 get half the tokens, so that blocks
+    fit into the shared memory of smaller GPUs.
     """
-    tokens = 32 if rows >= _BLOCK_M else 64
-    return tokens if size <= 128 else tokens // 2
+    tokens, stages = (32, 5) if rows >= _BLOCK_M else (128, 3)
+    return (tokens if size <= 128 else tokens // 2), stages
 
 
 def splits_of(programs: int, device: torch.device) -> int:
-    """How many programs are to share each request's committed tokens, a power of two."""
+    """How many programs are to share each request's committed tokens."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    splits = 1
-    while splits < _MOST_SPLITS and 2 * splits * programs <= _PROGRAMS * processors:
-        splits *= 2
-    return splits
+    return max(1, min(_MOST_SPLITS, _PROGRAMS * processors // programs))
