@@ -72,15 +72,14 @@ class Bench:
         lanes: dict[str, Any] = trees | {"speculative_ddtree_budget": "auto"}
         if budgets:
             lanes["speculative_ddtree_budgets"] = sorted({*budgets, self.block - 1})
-        fitted = {"speculative_ddtree_calibration": "auto"} if options.without_calibration else {}
-        self._add("DDTREE auto", "ddtree", lanes | fitted)
+        self._add("DDTREE auto", "ddtree", lanes)
         if options.without_calibration:
             self._add(f"DDTREE auto{UNCALIBRATED}", "uncalibrated", lanes | {"speculative_ddtree_calibration": "off"})
         sizes = [size for size in concurrencies(options) if size <= FEW]
         more = [budget for budget in numbers(options.more) if self.wanted(Arm("", "", budget))]
         if more and sizes:
             widest = {"speculative_ddtree_budget": max(more), "speculative_ddtree_budgets": more}
-            self.engines["ddtree-more"] = engine_arguments(options, pair, sizes) | trees | fitted | widest
+            self.engines["ddtree-more"] = engine_arguments(options, pair, sizes) | trees | widest
 
     def _add(self, name: str, engine: str, extra: dict[str, Any] | None = None) -> None:
         arm, trees = Arm(name, engine), bool(extra) and extra["speculative_algorithm"] == "DDTREE"
@@ -110,7 +109,7 @@ class Bench:
 
     def expected(self) -> dict[str, Any]:
         """The budgets that the engines will have captured, for a plan before any of them runs."""
-        small = (0, 2, 4, 8, self.block - 1, 32, 64)
+        small = {0, 2, 4, 8, 16, 24, 32, 64, self.block - 1} - {self.block}
         own = {name: args.get("speculative_ddtree_budgets") for name, args in self.engines.items() if "ddtree" in name}
         own |= {"uncalibrated": None} if "uncalibrated" in self.engines else {}
         return {name: given or sorted(small) for name, given in own.items() if name in self.engines}

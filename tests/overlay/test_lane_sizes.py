@@ -26,9 +26,10 @@ def published() -> SimpleNamespace:
 
 
 def test_default_lanes_have_the_chain_among_them():
-    """With any block."""
-    assert default_budgets(16) == (0, 2, 4, 8, 15, 32, 64)
-    assert default_budgets(9) == (0, 2, 4, 8, 32, 64)
+    """With any block; a node more than it costs what it costs."""
+    assert default_budgets(16) == (0, 2, 4, 8, 15, 24, 32, 64)
+    assert default_budgets(9) == (0, 2, 4, 8, 16, 24, 32, 64)
+    assert default_budgets(8) == (0, 2, 4, 7, 16, 24, 32, 64)
 
 
 @pytest.mark.parametrize(("given", "found"), [("4,8", (4, 8)), ("8, 4 15", (8, 4, 15)), ([3, 9], (3, 9))])

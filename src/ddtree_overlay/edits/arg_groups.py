@@ -37,7 +37,7 @@ class Spec(msgspec.Struct):
     speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
-    speculative_ddtree_calibration: str = "off"
+    speculative_ddtree_calibration: str = "auto"
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
     speculative_adaptive: A[bool, "Adaptive."] = False

@@ -57,7 +57,7 @@ class ServerArgs:
     speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
-    speculative_ddtree_calibration: str = "off"
+    speculative_ddtree_calibration: str = "auto"
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
     speculative_accept_threshold_single: float = 1.0
@@ -122,7 +122,7 @@ FIELDS = register_fields(
         "budgets": ("str | list[int] | None", "None"),
         "topk_cap": ("Optional[int]", "None"),
         "chain_seed": ("bool", "False"),
-        "calibration": ("str", '"off"'),
+        "calibration": ("str", '"auto"'),
         "allow_hybrid_unsafe": ("bool", "False"),
         "overlay_id": ("Optional[str]", "None"),
     },
@@ -207,7 +207,7 @@ class ServerArgs:
     speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
-    speculative_ddtree_calibration: str = "off"
+    speculative_ddtree_calibration: str = "auto"
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
 

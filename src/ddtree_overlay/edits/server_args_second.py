@@ -82,7 +82,7 @@ class ServerArgs:
     speculative_ddtree_budgets: str | list[int] | None = None
     speculative_ddtree_topk_cap: Optional[int] = None
     speculative_ddtree_chain_seed: bool = False
-    speculative_ddtree_calibration: str = "off"
+    speculative_ddtree_calibration: str = "auto"
     speculative_ddtree_allow_hybrid_unsafe: bool = False
     speculative_ddtree_overlay_id: Optional[str] = None
     speculative_accept_threshold_single: A[float, "Accept."] = 1.0
@@ -164,7 +164,7 @@ class ServerArgs:
     speculative_ddtree_budgets: A[str | list[int] | None, NS("spec")] = None
     speculative_ddtree_topk_cap: A[Optional[int], NS("spec")] = None
     speculative_ddtree_chain_seed: A[bool, NS("spec")] = False
-    speculative_ddtree_calibration: A[str, NS("spec")] = "off"
+    speculative_ddtree_calibration: A[str, NS("spec")] = "auto"
     speculative_ddtree_allow_hybrid_unsafe: A[bool, NS("spec")] = False
     speculative_ddtree_overlay_id: A[Optional[str], NS("spec")] = None
 

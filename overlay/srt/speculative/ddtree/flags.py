@@ -10,7 +10,7 @@ from sglang.srt.speculative.ddtree.budgets import AUTO, DEFAULT_BUDGET, parsed_b
 
 
 #: The field of `ServerArgs` has the same default.
-CALIBRATION = "off"
+CALIBRATION = "auto"
 
 
 def _budget(text: str) -> int | str:
@@ -52,7 +52,7 @@ def add_ddtree_cli_args(parser: argparse.ArgumentParser) -> None:
         metavar="auto|off|VALUES",
         help="DDTREE only. Exponents of the drafter's probabilities, one a depth, for scoring a tree: auto fits "
         "them to what the target accepts, off takes the probabilities as they are, VALUES (like 1.3 or 1.2,1.3,1.4) "
-        "sets them. What the target may emit never depends on it.",
+        f"sets them. What the target may emit never depends on it. Default: {CALIBRATION}.",
     )
     parser.add_argument(
         "--speculative-ddtree-topk-cap",
