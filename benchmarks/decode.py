@@ -113,7 +113,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--without-calibration",
         action="store_true",
-        help="beside DDTREE, which calibrates, a second engine with --speculative-ddtree-calibration off as its control",
+        help="DDTREE, which calibrates, and a second engine with --speculative-ddtree-calibration off as its control",
     )
     parser.add_argument("--limit", type=float, default=560, help="seconds for everything")
     parser.add_argument("--start-limit", type=float, default=260, help="seconds for the engines to start")

@@ -197,6 +197,7 @@ if os.environ.get("DDTREE_GUARD") or os.environ.get("DDTREE_COUNT"):
         "kv_move",
         "placing",
         "draft_slots",
+        "calibration",
     )
     HOOKS |= dict.fromkeys((f"{SPECULATIVE}.ddtree.{name}" for name in PARTS), watch_steps_of)
     UPSTREAM = ("dflash_worker", "dflash_worker_v2", "dflash_info_v2")

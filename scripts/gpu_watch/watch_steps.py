@@ -24,6 +24,7 @@ LAUNCHES = {
     "kv_move": {"move_to_front": 1},
     "draft_slots": {"draft_slots": 1},
     "placing": {"place": 1},
+    "calibration": {"update_by_tensors": 1},
 }
 HEAD_LAUNCHES = 3
 

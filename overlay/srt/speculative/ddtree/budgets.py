@@ -21,7 +21,7 @@ DEFAULT_BUDGET = 64
 #: What `auto` chooses among beside the chain's own width. Small ones pay where batches make the target compute-bound,
 #: and 0, which drafts nothing, where they make drafts a loss. Every request holds KV for the widest, so it is no wider
 #: than a fixed budget would be: on an H200 128 was never the best, and with one request within 5 % of it. 24 is for
-#: batches in which 33 rows a request take longer than 16 (there by 6 % with 4 requests) and 17 would be better than both.
+#: batches in which 33 rows a request take longer than 16, and 17 would be better than both: there with 4 requests.
 _AUTO_BUDGETS = (0, 2, 4, 8, 16, 24, 32, DEFAULT_BUDGET)
 
 
