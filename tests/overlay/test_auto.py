@@ -154,6 +154,21 @@ def test_no_plan_is_for_long_while_nothing_of_the_batch_has_arrived() -> None:
         assert engine._left <= PERIOD
 
 
+def test_only_trees_that_are_counted_are_grown_wider(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the others nobody learns what more nodes would have got."""
+    monkeypatch.setattr(f"{Auto.__module__}._ALL_COUNTED", 0)
+    engine = auto()
+    first_periods(engine, 3)
+    engine.chooser.plan[4] = Choice(4)
+    grown = []
+    for _ in range(PERIOD):
+        choice = engine.begin(3)
+        grown.append(engine.grown_width(choice))
+        engine.end()
+    assert sorted(set(grown)) == [4, 8, 16]
+    assert [width > 4 for width in grown] == [grown[0] > 4, grown[0] <= 4] * (PERIOD // 2)
+
+
 def test_a_batch_larger_than_what_is_counted_says_so() -> None:
     """Sums are over as many requests as they claim."""
     told: list[Step] = []

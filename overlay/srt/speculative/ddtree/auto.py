@@ -63,9 +63,9 @@ class Auto:
     def grown_width(self, choice: Choice) -> int:
         """How wide the trees of the step that runs are to be grown, at least as wide as they are verified.
 
-        The next wider lane is always asked about, and all of them now and then.
+        The next wider lane is asked about in every step that is counted, and all of them now and then.
         """
-        if choice.shape != "tree" or self._running is None or not self._is_observed:
+        if choice.shape != "tree" or self._running is None or not self._is_counted():
             return choice.width
         if self._steps % _WIDEST == 0:
             return max(self._widths[-1], choice.width)
