@@ -149,7 +149,7 @@ def test_no_plan_is_for_long_while_nothing_of_the_batch_has_arrived() -> None:
     engine._observer.collect = lambda: (late.append(collect()), late.pop(0))[1]
     while engine.chooser.period <= 2 * PERIOD:
         step(engine, 2, accepts=BLOCK - 1, seconds=0.008)
-    for _ in range(20 * PERIOD):
+    for _ in range(6 * PERIOD):
         step(engine, 8, accepts=BLOCK - 1, seconds=0.008)
         assert engine._left <= PERIOD
 
