@@ -101,7 +101,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--prompt-tokens", type=int, default=192)
     parser.add_argument("--singles", type=int, default=4, help="prompts one after the other at concurrency 1")
     parser.add_argument("--seconds", type=float, default=0.8, help="of decoding per measurement at most")
-    parser.add_argument("--rows", type=int, default=2080, help="most rows of a step for which trees have graphs")
+    parser.add_argument(
+        "--rows", type=int, default=2080, help="most rows of a step for which default lanes have graphs"
+    )
     parser.add_argument(
         "--settle", type=float, default=2.0, help="seconds that auto decodes at each concurrency before the rounds"
     )

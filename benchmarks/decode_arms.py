@@ -41,7 +41,7 @@ class Arm:
         """Rows that the target verifies per request and step, as far as the arm decides it."""
         return self.budget + 1 if isinstance(self.budget, int) else block
 
-    def served(self, size: int, block: int, rows: int) -> bool:
+    def served(self, size: int, block: int, rows: float) -> bool:
         """Whether the arm has a graph for so many requests, when steps of up to `rows` nodes have one."""
         if self.engine == "ddtree-more":
             return size <= FEW
@@ -105,7 +105,8 @@ class Bench:
                 found = [budget for budget in found if budget in (self.block - 1, 64)]
             end = UNCALIBRATED if name == "uncalibrated" else ""
             arms = [Arm(f"DDTREE {budget}{end}", name, budget) for budget in (*others, *found)]
-            self.arms += [arm for arm in arms if self.wanted(arm)]
+            named = {arm.name for arm in self.arms}  # what the main engine serves needs no other
+            self.arms += [arm for arm in arms if self.wanted(arm) and arm.name not in named]
 
     def expected(self) -> dict[str, Any]:
         """The budgets that the engines will have captured, for a plan before any of them runs."""
@@ -127,6 +128,11 @@ class Bench:
             self.options.plan
             or "speculative_ddtree_budgets" in (self.options.site / "sglang/srt/server_args.py").read_text()
         )
+
+
+def most_rows(options: argparse.Namespace) -> float:
+    """Nodes of a step up to which trees have graphs: default lanes stop there, listed ones are captured for all."""
+    return float("inf") if numbers(options.budgets) else float(options.rows)
 
 
 def too_large(jobs: dict[str, dict[str, Any]], free: int) -> list[str]:

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import Any
 
 import decode_figures
-from decode_arms import Arm, concurrencies
+from decode_arms import Arm, concurrencies, most_rows
 from decode_engines import EngineEndedError, Started
 from decode_plan import Cell, Round, groups_of
 from decode_run import Run
@@ -67,7 +67,7 @@ def cells_of(run: Run, arms: list[Arm], block: int) -> list[Cell]:
     """What a round can hold: every arm at every concurrency for which it has a graph."""
     sizes, unserved = concurrencies(run.options), {}
     for arm in arms:
-        unserved[arm.name] = [size for size in sizes if not arm.served(size, block, run.options.rows)]
+        unserved[arm.name] = [size for size in sizes if not arm.served(size, block, most_rows(run.options))]
     run.result["without_graph"] = {name: missing for name, missing in unserved.items() if missing}
     return [(size, arm) for size in sizes for arm in arms if size not in unserved[arm.name]]
 

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from decode_arms import UNCALIBRATED, Arm, concurrencies, numbers
+from decode_arms import UNCALIBRATED, Arm, concurrencies, most_rows, numbers
 from decode_engines import EngineEndedError, Started
 from decode_plan import OVERHEAD
 from decode_run import Run
@@ -38,7 +38,7 @@ def stages(run: Run, started: Started, arms: list[Arm], block: int) -> None:
     """Time the stages of each speculative arm's steps."""
     for size in staged_sizes(run.options):
         for arm in staged_arms(arms):
-            if not arm.served(size, block, run.options.rows) or arm.engine not in started.engines:
+            if not arm.served(size, block, most_rows(run.options)) or arm.engine not in started.engines:
                 continue
             if run.left() < 8:
                 run.drop(f"stages from {arm.name} at concurrency {size} on: no time left")

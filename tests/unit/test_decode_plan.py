@@ -174,6 +174,14 @@ def test_only_the_arms_that_are_asked_for_are_measured(
     assert len(bench.arms) == (17 if names is None else len(names))
 
 
+@pytest.mark.parametrize(("budgets", "sizes"), [("", [1, 8]), ("8,64", [1, 8, 32])])
+def test_listed_lanes_have_graphs_for_every_batch(options: argparse.Namespace, budgets: str, sizes: list[int]) -> None:
+    """Default ones up to a number of rows."""
+    vars(options).update({"budgets": budgets, "rows": 1040})
+    arm, most = Arm("DDTREE 64", "ddtree", 64), decode_arms.most_rows(options)
+    assert [size for size in (1, 8, 32) if arm.served(size, 8, most)] == sizes
+
+
 def test_engines_that_the_gpu_cannot_hold_are_left_out_in_order(tmp_path: Path) -> None:
     """Budgets of an engine of their own first; the main ones never."""
     for part in ("target", "draft"):

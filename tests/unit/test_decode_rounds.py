@@ -87,7 +87,15 @@ class Started:
 def run_of(tmp_path: Path, **changes: Any) -> decode_run.Run:
     (tmp_path / "prompts.json").write_text(json.dumps([[number] * 8 for number in range(64)]))
     options = {"pair": tmp_path, "out": tmp_path / "out.json", "prompt_tokens": 8, "tokens": 12, "seconds": 1.0}
-    options |= {"concurrency": "1,4,16", "rounds": 3, "singles": 2, "settle": 0, "rows": 2080, "contenders": 0}
+    options |= {
+        "concurrency": "1,4,16",
+        "rounds": 3,
+        "singles": 2,
+        "settle": 0,
+        "rows": 2080,
+        "contenders": 0,
+        "budgets": "",
+    }
     options |= {"stages": None, "stage_seconds": 0.25, "limit": 300, "without_calibration": False}
     run = decode_run.Run(argparse.Namespace(**options | changes), decode_rounds.time.monotonic())
     run.result |= {"block": 16, "arms": [vars(arm) for arm in ARMS]}
