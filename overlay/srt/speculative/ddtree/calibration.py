@@ -96,7 +96,8 @@ class Calibration:
         """Take in the labels of a step: on a GPU one launch, nothing waits for it.
 
         Args:
-            choices: Of bs * L rows, made with `exponents`, and with moments where `is_fitted`.
+            choices: Of the first draft positions of every request or of all, [bs * positions] rows, made with
+                `exponents`, and with moments where `is_fitted`.
             root_only: Requests whose drafts were not judged, bool [bs].
         """
         if not self.is_fitted:
@@ -146,7 +147,7 @@ def update_by_tensors(
 
     Args:
         state: `Calibration.state`.
-        choices: Made with the exponents in `state`, of bs * L rows.
+        choices: Made with the exponents in `state`, of bs * D rows: the first D draft positions of each request.
         tokens: Emitted tokens, integers [bs, S].
         accept_lens: Accepted drafts, integers [bs].
         root_only: Requests whose drafts were not judged, bool [bs].
@@ -154,7 +155,8 @@ def update_by_tensors(
     assert choices.logits is not None
     assert choices.mean is not None
     assert choices.plain_log_z is not None
-    positions, batch = state.shape[1], tokens.shape[0]
+    batch = tokens.shape[0]
+    positions = len(choices.mean) // batch
     kept = min(EVENTS, choices.logits.shape[1])
     shape = (batch, positions, -1)
 
@@ -185,7 +187,8 @@ def update_by_tensors(
     gain = torch.where(is_kept, torch.where(is_label, log_probs - plain, 0.0).sum(dim=2), rest_gain)
 
     def over_batch(values: torch.Tensor) -> torch.Tensor:
-        return torch.where(known, values, 0.0).sum(dim=0)
+        sums = torch.where(known, values, 0.0).sum(dim=0)
+        return torch.nn.functional.pad(sums, (0, state.shape[1] - positions))
 
     _advance(state, over_batch(torch.ones_like(mean)), *map(over_batch, (gradient, curvature, gain)))
 
