@@ -153,6 +153,7 @@ LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "no backend given": ({"attention_backend": None, "device": "cuda"}, DEFAULT),
     "lower case": ({"speculative_algorithm": "ddtree"}, DEFAULT),
     "a list of exponents": ({"speculative_ddtree_calibration": [1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]}, DEFAULT),
+    "off, as YAML reads it": ({"speculative_ddtree_calibration": False}, DEFAULT),
     "one exponent": ({"speculative_ddtree_calibration": 1.3}, DEFAULT),
     "just room": ({"max_total_tokens": 65}, DEFAULT),
     "a list alone": ({"speculative_ddtree_budgets": "4,40"}, [4, 40]),

@@ -124,6 +124,7 @@ def launch_attention() -> None:
         attend(dtype, size, 1, 5, masked=True, splits=1)
         attend(dtype, size, 4, 5, masked=False, splits=3)
         attend(dtype, size, 6, 33, masked=True, splits=8)
+        attend(dtype, size, 1, 3, masked=True, splits=8)
 
 
 def attend(dtype: torch.dtype, size: int, heads_a_group: int, width: int, *, masked: bool, splits: int) -> None:

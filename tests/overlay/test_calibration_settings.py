@@ -21,7 +21,14 @@ from tests.overlay.publishing import publish
 
 @pytest.mark.parametrize(
     ("text", "wanted"),
-    [("auto", AUTO), (" AUTO ", AUTO), ("off", None), ("1.3", (1.3,) * 3), ("1,2, 0.5", (1.0, 2.0, 0.5))],
+    [
+        ("auto", AUTO),
+        (" AUTO ", AUTO),
+        ("off", None),
+        ("false", None),
+        ("1.3", (1.3,) * 3),
+        ("1,2, 0.5", (1.0, 2.0, 0.5)),
+    ],
 )
 def test_flag_takes(text: str, wanted: object) -> None:
     """A word, one exponent for all positions, or one for each."""
@@ -51,6 +58,12 @@ def test_off_and_fixed_exponents_ignore_labels() -> None:
     assert off.exponents is None
     assert given.exponents.tolist() == pytest.approx([1.2, 1, 1, 1, 0.9])
     assert off.state.shape == (STATE_ROWS, POSITIONS)
+
+
+def test_a_chain_takes_no_exponents() -> None:
+    """Of one choice a position it is the same with all; they would cost a launch a step."""
+    assert Calibration.of("auto", POSITIONS, "cpu", topk_cap=1).exponents is None
+    assert Calibration.of("auto", POSITIONS, "cpu", topk_cap=2).is_fitted
 
 
 def test_reset_forgets_labels_and_keeps_what_was_given() -> None:

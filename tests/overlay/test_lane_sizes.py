@@ -29,6 +29,7 @@ def test_default_lanes_have_the_chain_among_them():
     """With any block; a node more than it costs what it costs."""
     assert default_budgets(16) == (0, 2, 4, 8, 15, 24, 32, 64)
     assert default_budgets(9) == (0, 2, 4, 8, 16, 24, 32, 64)
+    assert default_budgets(64) == (0, 2, 4, 8, 16, 24, 32, 63, 64)
     assert default_budgets(8) == (0, 2, 4, 7, 16, 24, 32, 64)
 
 

@@ -80,7 +80,7 @@ def reference(given: dict[str, Any], width: int, scale: float) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 8])
+@pytest.mark.parametrize("splits", [1, 2, 3, 8, 32])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(
     "shape",
@@ -134,6 +134,17 @@ def test_a_row_that_sees_nothing_is_zero(splits: int) -> None:
     attend_by_kernel(**given, width=3, scale=0.3, splits=splits)
     assert given["out"][:3].eq(0).all()
     torch.testing.assert_close(given["out"][3:].double(), reference(given, 3, 0.3)[3:], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 8])
+def test_what_is_no_number_stays_none(splits: int) -> None:
+    """Whoever looks for broken numbers finds them, however a request is shared; other rows are what they were."""
+    given = step([300], 3, 4, 2, 16, masked=True)
+    given["q"][1, 2] = torch.nan
+    attend_by_kernel(**given, width=3, scale=0.3, splits=splits)
+    wanted = reference(given, 3, 0.3)
+    assert wanted[1, 2].isnan().all()
+    torch.testing.assert_close(given["out"].double(), wanted, atol=2e-5, rtol=1e-4, equal_nan=True)
 
 
 def test_rows_of_a_program_hold_a_request_with_little_padding() -> None:

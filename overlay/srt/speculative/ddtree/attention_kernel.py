@@ -20,8 +20,9 @@ _BLOCK_M = 64
 #: Programs that share the committed tokens of a request, at most; the device is to have about so many per processor.
 #: That bounds what they keep for the second launch: 9 MB for 132 processors and heads of 128, reused by every layer.
 _MOST_SPLITS, _PROGRAMS = 32, 2
-#: Splits up to which a program of the second launch merges several rows: eight times fewer programs, each as much work.
-_FEW_SPLITS = 4
+#: A program of the second launch merges so many rows of so many splits at most, or one row of as many as both make.
+#: Where splits are few, that makes an eighth of the programs.
+_FEW_ROWS, _FEW_SPLITS = 8, 4
 _LOG2E = 1.4426950408889634
 
 
@@ -40,9 +41,9 @@ def _attend(q, keys, values, visible, top, total, found, scale):
 
 
 @triton.jit
-def _used_splits(prefix, splits, BLOCK_N: tl.constexpr):
+def _used_splits(prefix, splits, block):
     """How many of a request's programs have anything to read; what one program finds needs no second launch."""
-    return tl.minimum(splits, tl.maximum(1, tl.cdiv(prefix, BLOCK_N)))
+    return tl.minimum(splits, tl.maximum(1, tl.cdiv(prefix, block)))
 
 
 @triton.jit(do_not_specialize=("width", "tiles", "splits"))
@@ -134,11 +135,11 @@ def _tree_attention_kernel(
     else:
         part_row = ((request * GROUPS + group) * width * GROUP + rows) * splits + split
         tl.store(part_sums + part_row, tl.where(total == 0.0, float("-inf"), top + tl.log2(total)), mask=is_node)
-        has_any = is_node & (total > 0.0)
+        has_any = is_node & (total != 0.0)
         tl.store(part + part_row[:, None] * D + at[None, :], found, mask=has_any[:, None])
 
 
-@triton.jit(do_not_specialize=("width", "splits"))
+@triton.jit(do_not_specialize=("width", "splits", "block"))
 def _merge_kernel(
     out,
     part,
@@ -146,35 +147,44 @@ def _merge_kernel(
     kv_indptr,
     width,
     splits,
+    block,  # committed tokens that the first launch reads at once
     OUT_ROW: tl.constexpr,
     OUT_HEAD: tl.constexpr,
     GROUPS: tl.constexpr,
     GROUP: tl.constexpr,
     D: tl.constexpr,
-    BLOCK_R: tl.constexpr,
-    MOST: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
 ):
-    """One program for some rows of a request and group: the parts of its splits, weighed by their sums."""
+    """One program for some rows of a request and group, or for one: the parts of its splits, weighed by their sums."""
     request, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
     prefix = (tl.load(kv_indptr + request + 1) - tl.load(kv_indptr + request)).to(tl.int32)
-    used = _used_splits(prefix, splits, BLOCK_N)
+    used = _used_splits(prefix, splits, block)
     if used == 1:  # written by the first launch
         return
-    row = tl.program_id(2) * BLOCK_R + tl.arange(0, BLOCK_R)
-    node, head = row // GROUP, group * GROUP + row % GROUP
-    split, at = tl.arange(0, MOST), tl.arange(0, D)
-    part_row = (((request * GROUPS + group) * width * GROUP + row) * splits)[:, None] + split[None, :]
-    is_part = (node < width)[:, None] & (split < used)[None, :]
-    sums = tl.load(part_sums + part_row, mask=is_part, other=float("-inf"))
-    has_any = sums > float("-inf")
+    is_one = splits > SPLITS
+    place, at = tl.arange(0, ROWS), tl.arange(0, D)
+    row = tl.program_id(2) * tl.where(is_one, 1, ROWS) + tl.where(is_one, 0, place)
+    split = tl.where(is_one, place * SPLITS, 0)[:, None] + tl.arange(0, SPLITS)[None, :]
+    is_row = row < width * GROUP
+    part_row = ((request * GROUPS + group) * width * GROUP + row)[:, None] * splits + split
+    sums = tl.load(part_sums + part_row, mask=is_row[:, None] & (split < used), other=float("-inf"))
+    has_any = sums != float("-inf")
+    top = tl.max(sums, axis=1)
+    top = tl.where(is_one, tl.max(top, axis=0), top)
     # A row that sees nothing, of a request without tokens and with an empty mask, is 0 and no number minus itself.
-    weights = tl.where(has_any, tl.exp2(sums - tl.max(sums, axis=1)[:, None]), 0.0)
+    weights = tl.where(has_any, tl.exp2(sums - top[:, None]), 0.0)
     total = tl.sum(weights, axis=1)
     found = tl.load(part + part_row[:, :, None] * D + at[None, None, :], mask=has_any[:, :, None], other=0.0)
-    merged = tl.sum(found * weights[:, :, None], axis=1) / tl.where(total == 0.0, 1.0, total)[:, None]
-    written = (request * width + node)[:, None] * OUT_ROW + head[:, None] * OUT_HEAD + at[None, :]
-    tl.store(out + written, merged.to(out.dtype.element_ty), mask=(node < width)[:, None])
+    found = tl.sum(found * weights[:, :, None], axis=1)
+    written = (request * width + row // GROUP) * OUT_ROW + (group * GROUP + row % GROUP) * OUT_HEAD
+    if is_one:
+        whole, first = tl.sum(total, axis=0), tl.max(written, axis=0)  # all are of one row
+        merged = tl.sum(found, axis=0) / tl.where(whole == 0.0, 1.0, whole)
+        tl.store(out + first + at, merged.to(out.dtype.element_ty))
+    else:
+        several = found / tl.where(total == 0.0, 1.0, total)[:, None]
+        tl.store(out + written[:, None] + at[None, :], several.to(out.dtype.element_ty), mask=is_row[:, None])
 
 
 def attend_by_kernel(
@@ -229,11 +239,10 @@ def attend_by_kernel(
         BLOCK_T=min(tokens, max(16, triton.next_power_of_2(width))), num_warps=4, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
-        most = _FEW_SPLITS if splits <= _FEW_SPLITS else _MOST_SPLITS
-        merged = _MOST_SPLITS // most
+        merged = _FEW_ROWS if splits <= _FEW_SPLITS else 1
         _merge_kernel[(batch, groups, triton.cdiv(width * group, merged))](
-            out, part, sums, kv_indptr, width, splits, OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1), GROUPS=groups,
-            GROUP=group, D=size, BLOCK_R=merged, MOST=most, BLOCK_N=tokens, num_warps=4,
+            out, part, sums, kv_indptr, width, splits, tokens, OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1),
+            GROUPS=groups, GROUP=group, D=size, ROWS=_FEW_ROWS, SPLITS=_FEW_SPLITS, num_warps=4,
         )  # fmt: skip
 
 

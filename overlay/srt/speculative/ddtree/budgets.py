@@ -21,7 +21,7 @@ DEFAULT_BUDGET = 64
 #: What `auto` chooses among beside the chain's own width. Small ones pay where batches make the target compute-bound,
 #: and 0, which drafts nothing, where they make drafts a loss. Every request holds KV for the widest, so it is no wider
 #: than a fixed budget would be: on an H200 128 was never the best, and with one request within 5 % of it. 24 is for
-#: batches in which 33 rows a request take longer than 16, and 17 would be better than both: there with 4 requests.
+#: batches in which 33 rows a request take longer than 16 and few more would not: of 4 requests, 17 rows were the best.
 _AUTO_BUDGETS = (0, 2, 4, 8, 16, 24, 32, DEFAULT_BUDGET)
 
 
@@ -47,8 +47,11 @@ def budgets(server_args: Any) -> tuple[int, ...]:
 
 
 def default_budgets(block_size: int) -> tuple[int, ...]:
-    """What `auto` chooses among when no list is given: the chain's own width is always there, and none a node wider."""
-    return tuple(sorted({*_AUTO_BUDGETS, block_size - 1} - {block_size}))
+    """What `auto` chooses among when no list is given: the chain's own width and the widest are always there.
+
+    A lane one node wider than the chain's costs what that costs.
+    """
+    return tuple(sorted({*_AUTO_BUDGETS, block_size - 1} - {block_size} | {DEFAULT_BUDGET}))
 
 
 def are_default(server_args: Any) -> bool:

@@ -29,7 +29,7 @@ from sglang.srt.speculative.ddtree.calibration_args import AUTO, HIGHEST, LOWEST
 from sglang.srt.speculative.ddtree.draft_head import Choices
 
 
-#: Choices of a position that are told apart; all others are one event. The same for every budget and lane.
+#: Choices of a position that are told apart, or as many as a narrow tree needs; all others are one event.
 EVENTS = 16
 
 #: How hard the common exponent is held at 1, and a position's at the common one: curvature of that many nats.
@@ -71,9 +71,13 @@ class Calibration:
         self.reset()
 
     @classmethod
-    def of(cls, text: str, positions: int, device: torch.device | str) -> Calibration:
-        """What the flag's `text` asks for; arguments as in `calibration_values` and above."""
-        return cls(calibration_values(text, positions), positions, device)
+    def of(cls, text: str, positions: int, device: torch.device | str, *, topk_cap: int | None = None) -> Calibration:
+        """What the flag's `text` asks for; arguments as in `calibration_values` and above.
+
+        Args:
+            topk_cap: Most choices a position. One makes a chain, whatever the exponents: then they are off.
+        """
+        return cls(None if topk_cap == 1 else calibration_values(text, positions), positions, device)
 
     @property
     def is_fitted(self) -> bool:

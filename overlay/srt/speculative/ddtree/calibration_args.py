@@ -29,7 +29,7 @@ def calibration_values(text: str, positions: int) -> tuple[float, ...] | str | N
     word = text.strip().lower()
     if word == AUTO:
         return AUTO
-    if word == "off":
+    if word in {"off", "false"}:  # which YAML makes of it
         return None
     parts = word.split(",")
     try:

@@ -44,7 +44,7 @@ def checked_switch(field: str, value: Any) -> bool:
 
 
 def checked_calibration(value: Any) -> str:
-    """The text that `calibration_values` reads: as it is, of a number, or of a list of numbers."""
+    """The text that `calibration_values` reads: as it is, of a number, a list of numbers, or False for off."""
     if isinstance(value, (list, tuple)):
         return ",".join(str(part) for part in value)
     return str(value)

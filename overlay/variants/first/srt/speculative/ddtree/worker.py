@@ -91,7 +91,8 @@ class DDTreeWorker(DFlashWorker):
         self._targets = TargetChooser(self.model_runner.sampler, get_tp_group())
         self._draft_head = DraftHead.of(self.model_runner.model, get_tp_group())
         wanted = str(server_args.speculative_ddtree_calibration)
-        self._calibration = Calibration.of(wanted, int(self.block_size) - 1, self.model_runner.device)
+        device, positions = self.model_runner.device, int(self.block_size) - 1
+        self._calibration = Calibration.of(wanted, positions, device, topk_cap=self.topk_cap)
         name_replica(self)
         tell_of(self._calibration, self.tp_rank)
         self._lanes = Lanes(self.model_runner, self.draft_model_runner)

@@ -79,7 +79,8 @@ class DDTreeWorker(Judging, PlainSteps, DrafterWeights, DFlashWorkerV2):
         self._draft_head = DraftHead.of(self.model_runner.model, get_tp_group())
         self._captured_head: CapturedHead | None = None
         wanted = str(spec().speculative_ddtree_calibration)
-        self._calibration = Calibration.of(wanted, draft_width() - 1, self.model_runner.device)
+        device, positions = self.model_runner.device, draft_width() - 1
+        self._calibration = Calibration.of(wanted, positions, device, topk_cap=self.topk_cap)
         name_replica(self)
         tell_of(self._calibration, get_tp_group().rank_in_group)
         self._draft_kv_graphs: DraftKVGraphs | None = None
