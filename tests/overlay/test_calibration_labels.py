@@ -28,26 +28,6 @@ def test_only_depths_that_were_reached_are_labels() -> None:
     assert calibration.report()["labels"] == [2.0, 1.0, 1.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize("drafted", [1, 3, POSITIONS])
-def test_a_draft_may_be_of_the_first_positions_only(drafted: int) -> None:
-    """Those behind are as if no request had reached them: by both forms."""
-    every, tokens, accept_lens, root_only = random_step(6, POSITIONS, 8, seed=2)
-
-    def first(part: torch.Tensor, positions: int) -> torch.Tensor:
-        return part.view(6, POSITIONS, *part.shape[1:])[:, :positions].flatten(0, 1).contiguous()
-
-    few = replace(every, **{name: first(part, drafted) for name, part in vars(every).items()})
-    hidden = replace(every, mean=every.mean.clone())
-    hidden.mean.view(6, POSITIONS)[:, drafted:] = float("nan")
-    for step in (update_by_tensors, update):
-        found, wanted = fitted().state, fitted().state
-        step(found, few, tokens, accept_lens, root_only)
-        step(wanted, hidden, tokens, accept_lens, root_only)
-        torch.testing.assert_close(found, wanted)
-        assert found[LABELS, :drafted].sum() > 0
-        assert not found[LABELS, drafted:].any()
-
-
 def test_rows_without_probabilities_say_nothing() -> None:
     """A NaN of the drafter must not stay in the fit for ever."""
     choices, tokens, _, _ = random_step(4, POSITIONS, 8)

@@ -103,26 +103,6 @@ def test_a_step_takes_what_is_asked_for_or_what_is_configured(lanes: Lanes, publ
 
 
 @pytest.mark.parametrize(
-    ("choice", "is_counted", "positions"),
-    [
-        (Choice(2), False, 1),
-        (Choice(9), False, 8),
-        (Choice(16), False, 15),
-        (Choice(41), False, 15),
-        (Choice(16, "chain"), False, 15),
-        (Choice(2), True, 15),
-    ],
-)
-def test_a_step_reads_no_more_positions_than_its_tree_can_reach(
-    lanes: Lanes, published: SimpleNamespace, choice: Choice, is_counted: bool, positions: int
-):
-    """Unless it is counted what others would have accepted."""
-    choosing = Choosing(lanes, published)
-    choosing._choice, choosing._auto = choice, SimpleNamespace(is_counted=is_counted)
-    assert choosing.positions() == positions
-
-
-@pytest.mark.parametrize(
     ("widths", "planned", "taken"),
     [
         ((9, 16, 41), Choice(41), Choice(16)),

@@ -66,7 +66,7 @@ class Head:
 
 def test_captured_choices_are_found_by_the_hidden_states_of_their_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     """A smaller batch reads the first rows of a larger graph; hidden states of a warm-up are unknown."""
-    head = CapturedHead(Head(), block_size=BLOCK, topk=2, least_positions=1)
+    head = CapturedHead(Head(), block_size=BLOCK, topk=2)
     warm, larger, small, large, cold = (torch.randn(count * BLOCK, 8) for count in (2, 4, 2, 4, 3))
     monkeypatch.setattr(captured_head.torch.cuda, "is_current_stream_capturing", lambda: False)
     head(warm)
@@ -86,29 +86,6 @@ def test_captured_choices_are_found_by_the_hidden_states_of_their_graph(monkeypa
     rows = large[: 3 * BLOCK].view(3, BLOCK, 8)[:, 1:].reshape(-1, 8)
     assert torch.equal(choices.log_probs, rows[:, :2] + 4)
     assert choices.logits is None
-
-
-@pytest.mark.parametrize(("least", "captured"), [(1, [2, 3]), (BLOCK - 2, [2, 3]), (BLOCK - 1, [2, 3, 4])])
-def test_a_large_batch_s_head_is_captured_only_if_every_tree_reaches_all_positions(
-    monkeypatch: pytest.MonkeyPatch, least: int, captured: list[int]
-) -> None:
-    """Else a step reads what it needs, behind the graph."""
-    monkeypatch.setattr(captured_head, "_MOST_ROWS", 3 * (BLOCK - 1))
-    head = CapturedHead(Head(), block_size=BLOCK, topk=2, least_positions=least)
-    hidden = {count: torch.randn(count * BLOCK, 8) for count in (4, 3, 2)}
-    for capturing in (False, True):
-        monkeypatch.setattr(captured_head.torch.cuda, "is_current_stream_capturing", lambda on=capturing: on)
-        for rows in hidden.values():
-            head(rows)
-    assert [count for count in sorted(hidden) if head.choices_of(hidden[count]) is not None] == captured
-
-
-def test_the_first_positions_of_each_block_are_read() -> None:
-    """Row 0 of a block is about the bonus token."""
-    hidden = torch.arange(3 * BLOCK).view(-1, 1).float()
-    for positions in (1, 2, BLOCK - 1):
-        rows = captured_head.draft_rows(hidden, BLOCK, positions).view(3, positions)
-        assert rows.tolist() == [[block * BLOCK + 1 + at for at in range(positions)] for block in range(3)]
 
 
 @pytest.mark.parametrize("padded", [2, 3, 6])

@@ -100,8 +100,7 @@ class Calibration:
         """Take in the labels of a step: on a GPU one launch, nothing waits for it.
 
         Args:
-            choices: Of the first draft positions of every request or of all, [bs * positions] rows, made with
-                `exponents`, and with moments where `is_fitted`.
+            choices: Of bs * L rows, made with `exponents`, and with moments where `is_fitted`.
             root_only: Requests whose drafts were not judged, bool [bs].
         """
         if not self.is_fitted:
@@ -151,7 +150,7 @@ def update_by_tensors(
 
     Args:
         state: `Calibration.state`.
-        choices: Made with the exponents in `state`, of bs * D rows: the first D draft positions of each request.
+        choices: Made with the exponents in `state`, of bs * L rows.
         tokens: Emitted tokens, integers [bs, S].
         accept_lens: Accepted drafts, integers [bs].
         root_only: Requests whose drafts were not judged, bool [bs].
@@ -159,8 +158,7 @@ def update_by_tensors(
     assert choices.logits is not None
     assert choices.mean is not None
     assert choices.plain_log_z is not None
-    batch = tokens.shape[0]
-    positions = len(choices.mean) // batch
+    positions, batch = state.shape[1], tokens.shape[0]
     kept = min(EVENTS, choices.logits.shape[1])
     shape = (batch, positions, -1)
 
@@ -191,8 +189,7 @@ def update_by_tensors(
     gain = torch.where(is_kept, torch.where(is_label, log_probs - plain, 0.0).sum(dim=2), rest_gain)
 
     def over_batch(values: torch.Tensor) -> torch.Tensor:
-        sums = torch.where(known, values, 0.0).sum(dim=0)
-        return torch.nn.functional.pad(sums, (0, state.shape[1] - positions))
+        return torch.where(known, values, 0.0).sum(dim=0)
 
     _advance(state, over_batch(torch.ones_like(mean)), *map(over_batch, (gradient, curvature, gain)))
 

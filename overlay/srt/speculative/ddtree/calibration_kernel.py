@@ -38,7 +38,7 @@ _CONSTANTS = {
 
 
 #: One compiled kernel serves every batch: a step must not wait for a compiler.
-_SIZES = ("batch", "positions", "drafted", "logit_stride", "log_prob_stride", "id_stride", "token_stride")
+_SIZES = ("batch", "positions", "logit_stride", "log_prob_stride", "id_stride", "token_stride")
 _TENSORS = (
     "state", "logits", "log_probs", "token_ids", "means", "plain_log_z", "tokens", "accept_lens", "root_only",
 )  # fmt: skip
@@ -47,17 +47,16 @@ _TENSORS = (
 @triton.jit(do_not_specialize=_SIZES, do_not_specialize_on_alignment=_TENSORS)
 def _update_kernel(
     state,  # float32 [7, L], rows as in `calibration`
-    logits,  # float32 [bs * drafted, choices], each choice beside the next, like the next two
+    logits,  # float32 [bs * L, choices], each choice beside the next, like the next two
     log_probs,  # float32
     token_ids,  # int64
-    means,  # float32 [bs * drafted]
-    plain_log_z,  # float32 [bs * drafted]
+    means,  # float32 [bs * L]
+    plain_log_z,  # float32 [bs * L]
     tokens,  # int64 [bs, S]
     accept_lens,  # int64 [bs]
     root_only,  # bool [bs], or None
     batch,
-    positions,  # L
-    drafted,  # the first positions, of which choices are
+    positions,
     logit_stride,
     log_prob_stride,
     id_stride,
@@ -87,8 +86,8 @@ def _update_kernel(
         if root_only is not None:
             judged = tl.load(root_only + request, mask=is_request, other=1).to(tl.int32) == 0
             accepted = tl.where(judged, accepted, -1)
-        known = (place[None, :] <= accepted[:, None]) & (place < drafted)[None, :]
-        row = request[:, None].to(tl.int64) * drafted + place[None, :]
+        known = (place[None, :] <= accepted[:, None]) & is_place[None, :]
+        row = request[:, None].to(tl.int64) * positions + place[None, :]
         mean = tl.load(means + row, mask=known, other=0.0)
         log_z = tl.load(plain_log_z + row, mask=known, other=0.0)
         known &= tl.abs(mean) + tl.abs(log_z) < float("inf")  # false for NaN as well
@@ -178,7 +177,6 @@ def update(
             root_only,
             tokens.shape[0],
             positions,
-            choices.logits.shape[0] // tokens.shape[0],
             choices.logits.stride(0),
             choices.log_probs.stride(0),
             choices.token_ids.stride(0),

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft head inside the draft's CUDA graph: after a replay its choices are there, for no further launch.
-
-In large batches it stays outside, where it reads only the positions that the step's tree can reach.
-"""
+"""The draft head inside the draft's CUDA graph: after a replay its choices are there, for no further launch."""
 
 from __future__ import annotations
 
@@ -12,29 +9,23 @@ import torch
 from sglang.srt.speculative.ddtree.draft_head import Choices, DraftHead
 
 
-#: Rows of hidden states of one batch up to which the head is captured: so few take hardly longer than one, since all of
-#: its weights are read for either. By rate and bandwidth of an H200 that ends near 170 rows.
-_MOST_ROWS = 240
-
-
-def draft_rows(draft_hidden: torch.Tensor, block_size: int, positions: int) -> torch.Tensor:
-    """The hidden states that say something about the first tokens to draft, [bs * positions, hidden].
+def draft_rows(draft_hidden: torch.Tensor, block_size: int) -> torch.Tensor:
+    """The hidden states that say something about a token to draft, [bs * (block_size - 1), hidden].
 
     Args:
         draft_hidden: [bs * block_size, hidden] or [bs, block_size, hidden]; the first row of a block is about the bonus
             token, which is known.
-        block_size: Tokens of a draft block.
-        positions: At most block_size - 1.
     """
     hidden_size = draft_hidden.shape[-1]
-    return draft_hidden.view(-1, block_size, hidden_size)[:, 1 : 1 + positions].reshape(-1, hidden_size)
+    return draft_hidden.view(-1, block_size, hidden_size)[:, 1:].reshape(-1, hidden_size)
 
 
-def by_position(choices: Choices, batch_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities and token ids of each request's positions, [bs, positions, K]."""
+def by_position(choices: Choices, block_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probabilities and token ids of each request's positions, [bs, block_size - 1, K]."""
+    positions = block_size - 1
     return (
-        choices.log_probs.view(batch_size, -1, choices.log_probs.shape[-1]),
-        choices.token_ids.view(batch_size, -1, choices.token_ids.shape[-1]),
+        choices.log_probs.view(-1, positions, choices.log_probs.shape[-1]),
+        choices.token_ids.view(-1, positions, choices.token_ids.shape[-1]),
     )
 
 
@@ -53,7 +44,6 @@ class CapturedHead:
         head: The draft head.
         block_size: Tokens of a draft block.
         topk: Choices a position.
-        least_positions: Of those of a step's tree the fewest that it may reach.
         exponents: As in `DraftHead.top_log_probs`; their tensor is read anew by every replay.
         moments: As there.
     """
@@ -64,12 +54,10 @@ class CapturedHead:
         *,
         block_size: int,
         topk: int,
-        least_positions: int,
         exponents: torch.Tensor | None = None,
         moments: bool = True,
     ) -> None:
         self._head, self._block_size, self._topk = head, block_size, topk
-        self._reads_all = least_positions >= block_size - 1
         self._exponents, self._moments = exponents, moments
         self._kept: dict[int, Choices] = {}  # by rows
         self._captured: dict[int, Choices] = {}
@@ -81,9 +69,7 @@ class CapturedHead:
             hidden_states: [bs * block_size, hidden].
             input_ids: Of no use here.
         """
-        own = draft_rows(hidden_states, self._block_size, self._block_size - 1)
-        if len(own) > _MOST_ROWS and not self._reads_all:
-            return
+        own = draft_rows(hidden_states, self._block_size)
         choices = self._head.top_log_probs(own, self._topk, self._exponents, moments=self._moments)
         rows = choices.log_probs.shape[0]
         if not torch.cuda.is_current_stream_capturing():
@@ -105,6 +91,5 @@ class CapturedHead:
         if choices is None:
             return None
         rows = draft_hidden.shape[0] // self._block_size * (self._block_size - 1)
-        assert rows <= choices.log_probs.shape[0]
         fields = {name: getattr(choices, name) for name in choices.__dataclass_fields__}
         return Choices(**{name: None if value is None else value[:rows] for name, value in fields.items()})

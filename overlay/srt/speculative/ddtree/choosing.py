@@ -92,16 +92,6 @@ class Choosing:
         choice = self.choose()
         return choice.width if self._auto is None else self._auto.grown_width(choice)
 
-    def positions(self) -> int:
-        """How many positions of its draft block the step that runs has to read: a tree of B nodes is no deeper than B.
-
-        What is counted is so for wider trees and for the chain, too.
-        """
-        every, choice = self._block_size - 1, self.choose()
-        if choice.shape != TREE or (self._auto is not None and self._auto.is_counted):
-            return every
-        return min(every, choice.width - 1)
-
     def count(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
         """The step's acceptance is known; arguments as in `tally.tally_step`."""
         if self._auto is not None:

@@ -98,7 +98,7 @@ def _imitate(worker: Any, width: int, shape: str, grown: int) -> None:
         if choices is None:
             _judge(worker, root_tree(lens, lens), lens, None)
             continue
-        table = [part.expand(batch, -1, -1).contiguous() for part in by_position(choices, 1)]
+        table = [part.expand(batch, -1, -1).contiguous() for part in by_position(choices, block_size)]
         for links in {bool(worker._is_recurrent), bool(worker._is_recurrent) or DRAFTS_GRAMMARS}:
             mask = StepMask.of(backend, lens, batch * width * (1 + width))
             tree = build_tree(

@@ -207,12 +207,11 @@ class DDTreeWorker(DFlashWorker):
             self._choosing.grown_width(), shape, self.topk_cap, chain_seed=self.chain_seed
         )
         stages.mark(stages.HEAD)
-        positions, fit = self._choosing.positions(), self._calibration
-        rows = draft_rows(draft_hidden, block_size, positions)
-        exponents = None if fit.exponents is None else fit.exponents[:positions]
-        choices = self._draft_head.top_log_probs(rows, topk, exponents, moments=fit.is_fitted)
+        rows = draft_rows(draft_hidden, block_size)
+        fit = self._calibration
+        choices = self._draft_head.top_log_probs(rows, topk, fit.exponents, moments=fit.is_fitted)
         stages.mark(stages.TREE)
-        log_probs, token_ids = by_position(choices, len(block_ids))
+        log_probs, token_ids = by_position(choices, block_size)
         cells = width * (sum(batch.seq_lens_cpu.tolist()) + width * len(batch.reqs))
         mask = StepMask.of(self.model_runner.attn_backend, batch.seq_lens, cells)
         tree = build_tree(

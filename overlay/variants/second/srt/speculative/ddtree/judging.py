@@ -89,7 +89,7 @@ class Judging:
         )
         if choices is not None:
             self._calibration.observe(choices, acceptance, root_only)
-            self._choosing.count(tree, acceptance, by_position(choices, len(prefix_lens)))
+            self._choosing.count(tree, acceptance, by_position(choices, block_size))
         stages.mark(stages.COMMIT)
         if tree.width > 1:  # plain decoding leaves everything in its place
             move_to_front(self._pool, slots, acceptance.path, acceptance.commit_lens)

@@ -149,7 +149,6 @@ class DDTreeWorker(Judging, PlainSteps, DrafterWeights, DFlashWorkerV2):
             self._draft_head,
             block_size=int(self.block_size),
             topk=topk,
-            least_positions=min(width - 1 for width in self._lanes.widths if width > 1),
             exponents=self._calibration.exponents,
             moments=self._calibration.is_fitted,
         )
@@ -190,7 +189,7 @@ class DDTreeWorker(Judging, PlainSteps, DrafterWeights, DFlashWorkerV2):
         Returns:
             Tokens with a stride of the block size, commit lengths, lengths and draft state of the next step.
         """
-        prefix_lens = batch.seq_lens
+        prefix_lens, block_size = batch.seq_lens, int(self.block_size)
         width, shape = self._choosing.choose()
         self._lanes.use(width)
         budget, topk, chain_seed = tree_shape(
@@ -203,7 +202,7 @@ class DDTreeWorker(Judging, PlainSteps, DrafterWeights, DFlashWorkerV2):
         mask = StepMask.of(self.model_runner.attn_backend, prefix_lens, width * reserved_lens(draft_input)[1])
         tree = build_tree(
             block_ids[:, 0],
-            *by_position(choices, len(prefix_lens)),
+            *by_position(choices, block_size),
             budget,
             width=width,
             prefix_lens=prefix_lens,
@@ -231,9 +230,7 @@ class DDTreeWorker(Judging, PlainSteps, DrafterWeights, DFlashWorkerV2):
                 hidden, acceptance, block_slots, block_positions
             ),
             choices=choices,
-            exact=is_exact(tree, by_position(choices, len(prefix_lens))[0], chain_seed=chain_seed)
-            if is_tracing()
-            else None,
+            exact=is_exact(tree, by_position(choices, block_size)[0], chain_seed=chain_seed) if is_tracing() else None,
         )
 
     def _write_draft_kv(
@@ -262,7 +259,6 @@ class DDTreeWorker(Judging, PlainSteps, DrafterWeights, DFlashWorkerV2):
         choices = None if self._captured_head is None else self._captured_head.choices_of(draft_hidden)
         if choices is not None:
             return choices
-        positions, fit = self._choosing.positions(), self._calibration
-        rows = draft_rows(draft_hidden, int(self.block_size), positions)
-        exponents = None if fit.exponents is None else fit.exponents[:positions]
-        return self._draft_head.top_log_probs(rows, topk, exponents, moments=fit.is_fitted)
+        rows = draft_rows(draft_hidden, int(self.block_size))
+        fit = self._calibration
+        return self._draft_head.top_log_probs(rows, topk, fit.exponents, moments=fit.is_fitted)
