@@ -110,10 +110,9 @@ class Bench:
 
     def expected(self) -> dict[str, Any]:
         """The budgets that the engines will have captured, for a plan before any of them runs."""
-        small = {0, 2, 4, 8, 16, 24, 32, 64, self.block - 1} - {self.block}
         own = {name: args.get("speculative_ddtree_budgets") for name, args in self.engines.items() if "ddtree" in name}
         own |= {"uncalibrated": None} if "uncalibrated" in self.engines else {}
-        return {name: given or sorted(small) for name, given in own.items() if name in self.engines}
+        return {name: given or default_lanes(self.block) for name, given in own.items() if name in self.engines}
 
     def _drafting(self, algorithm: str) -> dict[str, Any]:
         return {
@@ -128,6 +127,11 @@ class Bench:
             self.options.plan
             or "speculative_ddtree_budgets" in (self.options.site / "sglang/srt/server_args.py").read_text()
         )
+
+
+def default_lanes(block: int) -> list[int]:
+    """What `auto` chooses among when no list is given: the overlay's `default_budgets`, where there is no overlay."""
+    return sorted({0, 2, 4, 8, 16, 24, 32, 64, block - 1} - {block} | {64})
 
 
 def most_rows(options: argparse.Namespace) -> float:

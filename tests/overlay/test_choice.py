@@ -252,7 +252,7 @@ def test_looks_that_lose_much_are_short() -> None:
 def test_what_wider_trees_would_accept_is_known_before_they_are_tried(text: Text) -> None:
     """From steps of the chain's width alone, within a few percent; narrower widths are counted exactly."""
     here = world(memory_bound)
-    here.chooser.replan = lambda *_: None  # type: ignore[method-assign]
+    here.chooser.replan = lambda *_: None  # type: ignore[method-assign]  # the first choice stays
     here.decode(text, 8, steps=200)
     for choice in CHOICES:
         near = 0.1 if choice.shape == "chain" or choice.width > BLOCK else 0.03

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,6 +32,13 @@ def test_default_lanes_have_the_chain_among_them():
     assert default_budgets(9) == (0, 2, 4, 8, 16, 24, 32, 64)
     assert default_budgets(64) == (0, 2, 4, 8, 16, 24, 32, 63, 64)
     assert default_budgets(8) == (0, 2, 4, 7, 16, 24, 32, 64)
+
+
+@pytest.mark.parametrize("block_size", [2, 8, 9, 16, 17, 25, 64, 65])
+def test_the_benchmark_plans_with_the_default_lanes(monkeypatch: pytest.MonkeyPatch, block_size: int):
+    """It says what a run takes where nothing is installed."""
+    monkeypatch.syspath_prepend(str(Path(__file__).resolve().parents[2] / "benchmarks"))
+    assert importlib.import_module("decode_arms").default_lanes(block_size) == list(default_budgets(block_size))
 
 
 @pytest.mark.parametrize(("given", "found"), [("4,8", (4, 8)), ("8, 4 15", (8, 4, 15)), ([3, 9], (3, 9))])

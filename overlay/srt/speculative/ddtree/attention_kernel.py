@@ -20,9 +20,8 @@ _BLOCK_M = 64
 #: Programs that share the committed tokens of a request, at most; the device is to have about so many per processor.
 #: That bounds what they keep for the second launch: 9 MB for 132 processors and heads of 128, reused by every layer.
 _MOST_SPLITS, _PROGRAMS = 32, 2
-#: A program of the second launch merges so many rows of so many splits at most, or one row of as many as both make.
-#: Where splits are few, that makes an eighth of the programs.
-_FEW_ROWS, _FEW_SPLITS = 8, 4
+#: Splits up to which a program of the second launch merges several rows, with as much at hand as for one of the most.
+_FEW_SPLITS = 4
 _LOG2E = 1.4426950408889634
 
 
@@ -239,10 +238,11 @@ def attend_by_kernel(
         BLOCK_T=min(tokens, max(16, triton.next_power_of_2(width))), num_warps=4, num_stages=stages,
     )  # fmt: skip
     if splits > 1:
-        merged = _FEW_ROWS if splits <= _FEW_SPLITS else 1
+        several = _MOST_SPLITS // _FEW_SPLITS
+        merged = several if splits <= _FEW_SPLITS else 1
         _merge_kernel[(batch, groups, triton.cdiv(width * group, merged))](
             out, part, sums, kv_indptr, width, splits, tokens, OUT_ROW=out.stride(0), OUT_HEAD=out.stride(1),
-            GROUPS=groups, GROUP=group, D=size, ROWS=_FEW_ROWS, SPLITS=_FEW_SPLITS, num_warps=4,
+            GROUPS=groups, GROUP=group, D=size, ROWS=several, SPLITS=_FEW_SPLITS, num_warps=4,
         )  # fmt: skip
 
 

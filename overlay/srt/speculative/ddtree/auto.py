@@ -65,7 +65,7 @@ class Auto:
 
         The next wider lane is asked about in every step that is counted, and all of them now and then.
         """
-        if choice.shape != "tree" or self._running is None or not self._is_counted():
+        if choice.shape != "tree" or not self._is_counted:
             return choice.width
         if self._steps % _WIDEST == 0:
             return max(self._widths[-1], choice.width)
@@ -73,7 +73,7 @@ class Auto:
 
     def count(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
         """Count the step that runs, as soon as its acceptance is known; arguments as in `tally.tally_step`."""
-        if self._observer is not None and self._running is not None and self._is_counted():
+        if self._observer is not None and self._is_counted:
             self._observer.count(tree, acceptance, choices)
 
     def warm_up(self, tree: Tree, acceptance: Acceptance, choices: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -104,9 +104,10 @@ class Auto:
         if self._observer is not None:
             self._observer.interrupt()
 
+    @property
     def _is_counted(self) -> bool:
         every = self._steps < _ALL_COUNTED or self.chooser.period > PERIOD
-        return self._is_observed and (every or self._steps % 2 == 0)
+        return self._running is not None and self._is_observed and (every or self._steps % 2 == 0)
 
     @property
     def _is_observed(self) -> bool:
