@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from sglang.srt.speculative.ddtree import tree_attention
-from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, splits_of
+from sglang.srt.speculative.ddtree import attention_kernel, tree_attention
+from sglang.srt.speculative.ddtree.attention_kernel import attend_by_kernel, block_rows, least_tokens, splits_of
 from sglang.srt.speculative.ddtree.tree_attention import (
     Call,
     TreeAttention,
@@ -80,14 +80,14 @@ def reference(given: dict[str, Any], width: int, scale: float) -> torch.Tensor:
     return found
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 8, 32])
+@pytest.mark.parametrize("splits", [1, 2, 3, 8, 16, 32])
 @pytest.mark.parametrize("masked", [True, False])
 @pytest.mark.parametrize(
     "shape",
     [
         ([1], 1, 2, 2, 16),
         ([70, 0, 131], 5, 6, 2, 32),
-        ([300, 128, 513], 3, 4, 2, 16),
+        ([300, 128, 1025], 3, 4, 2, 16),
         ([64, 200], 16, 8, 2, 16),
         ([3], 33, 4, 1, 16),
         ([129, 1], 40, 4, 1, 16),
@@ -139,7 +139,7 @@ def test_a_row_that_sees_nothing_is_zero(splits: int) -> None:
 @pytest.mark.parametrize("splits", [1, 2, 8])
 def test_what_is_no_number_stays_none(splits: int) -> None:
     """Whoever looks for broken numbers finds them, however a request is shared; other rows are what they were."""
-    given = step([300], 3, 4, 2, 16, masked=True)
+    given = step([700], 3, 4, 2, 16, masked=True)
     given["q"][1, 2] = torch.nan
     attend_by_kernel(**given, width=3, scale=0.3, splits=splits)
     wanted = reference(given, 3, 0.3)
@@ -159,8 +159,32 @@ def test_few_requests_share_their_tokens_among_programs(monkeypatch: pytest.Monk
     )
     device = torch.device("cuda")
     assert [splits_of(programs, device) for programs in (1, 8, 32, 40, 88, 132, 133, 1000)] == [
-        *(32, 32, 8, 6, 3, 2, 1, 1)
+        *(32, 32, 8, 4, 2, 2, 1, 1)
     ]
+
+
+def test_few_programs_share_long_contexts_only() -> None:
+    """With few of them the device is full without, and what they find has to be merged."""
+    assert [least_tokens(splits) for splits in (2, 4, 8, 16, 32)] == [512, 256, 64, 64, 64]
+
+
+def test_every_variant_of_the_second_launch_is_loaded_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before requests wait; a batch of another size brings none."""
+    variants: list[tuple[int, int]] = []
+
+    class Merge:
+        def __getitem__(self, _: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_, **named: variants.append((named["ROWS"], named["SPLITS"]))
+
+    monkeypatch.setattr(attention_kernel, "_merge_kernel", Merge())
+    monkeypatch.setattr(attention_kernel, "_loaded", set())
+    for lens in ([700], [70, 0, 131]):
+        given = step(lens, 3, 4, 2, 16, masked=True)
+        attend_by_kernel(**given, width=3, scale=0.3, splits=1)
+    assert variants == [(8, 4), (4, 8), (2, 16), (1, 32)]
+    for splits in (2, 5, 8, 16, 17, 32):
+        attend_by_kernel(**given, width=3, scale=0.3, splits=splits)
+    assert [most for _, most in variants[4:]] == [4, 8, 8, 16, 32, 32]
 
 
 class Recorded:
