@@ -91,7 +91,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--padded-like", help="pad the pair first: `pad_pair.py --like`")
     parser.add_argument("--concurrency", default="1,2,4,8,16,32,48")
     parser.add_argument("--budgets", default="", help="of the engine that chooses; default: its own")
-    parser.add_argument("--more", default="16,128,256", help="budgets of a further engine, up to concurrency 8")
+    parser.add_argument(
+        "--more", default="8,16,32,64,128,256", help="budgets of a further engine; above 64 up to concurrency 8"
+    )
     parser.add_argument("--arms", default="", help="only these: plain, DFLASH, auto, chain, block, or budgets")
     parser.add_argument("--rounds", type=int, default=5, help="of all arms")
     parser.add_argument(
@@ -105,7 +107,7 @@ def parse() -> argparse.Namespace:
         "--rows", type=int, default=2080, help="most rows of a step for which default lanes have graphs"
     )
     parser.add_argument(
-        "--settle", type=float, default=2.0, help="seconds that auto decodes at each concurrency before the rounds"
+        "--settle", type=float, default=6.0, help="seconds that auto decodes at each concurrency before the rounds"
     )
     parser.add_argument("--stages", help="concurrencies at which stages are timed; default: smallest, middle, largest")
     parser.add_argument(

@@ -16,8 +16,10 @@ from typing import Any
 FIRST_PORT = 20500 + os.getpid() % 110 * 100
 #: A request gets so many times the tokens that it has to get at most, while others wait for theirs.
 FURTHER = 4
-#: The largest concurrency of the budgets of --more.
-FEW = 8
+#: Of the budgets of --more those above the first are measured up to the second, a concurrency.
+WIDE, FEW = 64, 8
+#: KV slots that a request holds beside its prompt and output: two steps of a wide tree.
+STEPS_TOKENS = 300
 #: What --arms may name beside budgets; `block` is the budget with as many nodes as DFLASH's chain has.
 ARM_NAMES = ("plain", "DFLASH", "auto", "chain", "block")
 #: The end of the names of arms in the engine without calibration.
@@ -25,7 +27,7 @@ UNCALIBRATED = ", uncalibrated"
 #: Left out in this order when the GPU does not hold all engines.
 DISPENSABLE = ("ddtree-more", "unpadded", "uncalibrated")
 #: Bytes beside weights and KV: context, graphs, logits; as an H200 showed with a vocabulary of 152 k.
-BESIDE = {"plain": 3 << 30, "unpadded": 3 << 30, "dflash": 4 << 30, "ddtree-more": 6 << 30}
+BESIDE = {"plain": 3 << 30, "unpadded": 3 << 30, "dflash": 4 << 30, "ddtree-more": 16 << 30}
 BESIDE_OF_LANES = 8 << 30
 
 
@@ -43,8 +45,8 @@ class Arm:
 
     def served(self, size: int, block: int, rows: float) -> bool:
         """Whether the arm has a graph for so many requests, when steps of up to `rows` nodes have one."""
-        if self.engine == "ddtree-more":
-            return size <= FEW
+        if self.engine == "ddtree-more" and self.rows(block) > WIDE + 1 and size > FEW:
+            return False
         return self.budget in (None, "chain") or size * self.rows(block) <= rows
 
 
@@ -52,7 +54,7 @@ class Bench:
     """What a run starts: engine arguments by name, and the arms that they serve.
 
     Lanes of a default `auto` are not captured for every batch size. The budgets of --more come from an engine of their
-    own, which takes no more than 8 requests, so that wide trees do not size everything for large batches.
+    own, so that `auto` chooses among its own lanes only, and wide trees do not size everything beside it.
     """
 
     def __init__(self, options: argparse.Namespace, pair: Path) -> None:
@@ -75,11 +77,14 @@ class Bench:
         self._add("DDTREE auto", "ddtree", lanes)
         if options.without_calibration:
             self._add(f"DDTREE auto{UNCALIBRATED}", "uncalibrated", lanes | {"speculative_ddtree_calibration": "off"})
-        sizes = [size for size in concurrencies(options) if size <= FEW]
         more = [budget for budget in numbers(options.more) if self.wanted(Arm("", "", budget))]
+        narrow = [budget for budget in more if budget <= WIDE]
+        sizes = [size for size in concurrencies(options) if narrow or size <= FEW]
         if more and sizes:
-            widest = {"speculative_ddtree_budget": max(more), "speculative_ddtree_budgets": more}
-            self.engines["ddtree-more"] = engine_arguments(options, pair, sizes) | trees | widest
+            # The configured one has graphs for every batch, the others as far as memory goes.
+            widths = {"speculative_ddtree_budget": max(narrow or more), "speculative_ddtree_budgets": more}
+            given = engine_arguments(options, pair, sizes, beside=max(STEPS_TOKENS, 3 * max(more)))
+            self.engines["ddtree-more"] = given | trees | widths
 
     def _add(self, name: str, engine: str, extra: dict[str, Any] | None = None) -> None:
         arm, trees = Arm(name, engine), bool(extra) and extra["speculative_algorithm"] == "DDTREE"
@@ -102,7 +107,7 @@ class Bench:
                 continue
             found = numbers(listed[name]) if isinstance(listed[name], str) else listed[name]
             if name == "uncalibrated":
-                found = [budget for budget in found if budget in (self.block - 1, 64)]
+                found = [budget for budget in found if budget in (self.block - 1, max(found))]
             end = UNCALIBRATED if name == "uncalibrated" else ""
             arms = [Arm(f"DDTREE {budget}{end}", name, budget) for budget in (*others, *found)]
             named = {arm.name for arm in self.arms}  # what the main engine serves needs no other
@@ -131,7 +136,7 @@ class Bench:
 
 def default_lanes(block: int) -> list[int]:
     """What `auto` chooses among when no list is given: the overlay's `default_budgets`, where there is no overlay."""
-    return sorted({0, 2, 4, 8, 16, 24, 32, 64, block - 1} - {block} | {64})
+    return sorted({0, 2, 4, 7, 15, 24, 31, 63, block - 1} - {block} | {63})
 
 
 def most_rows(options: argparse.Namespace) -> float:
@@ -162,8 +167,12 @@ def model_bytes(arguments: dict[str, Any]) -> int:
     return total
 
 
-def engine_arguments(options: argparse.Namespace, pair: Path, sizes: list[int]) -> dict[str, Any]:
+def engine_arguments(
+    options: argparse.Namespace, pair: Path, sizes: list[int], beside: int = STEPS_TOKENS
+) -> dict[str, Any]:
     """Arguments that all engines share; `sizes` are the batch sizes that get graphs.
+
+    A request has room for its prompt, the most output and `beside` more tokens.
 
     SGLang sizes its pool by what is free before and after the model is loaded, while other engines take memory as well.
     With a fraction near 1 that estimate stays large, and `max_total_tokens` decides.
@@ -195,8 +204,7 @@ def engine_arguments(options: argparse.Namespace, pair: Path, sizes: list[int]) 
         "dtype": "bfloat16",
         "mem_fraction_static": 0.95,
         "context_length": 2048,
-        # Prompt, the most output, and two steps of a wide tree.
-        "max_total_tokens": max(sizes[-1], 16) * (options.prompt_tokens + FURTHER * options.tokens + 300),
+        "max_total_tokens": max(sizes[-1], 16) * (options.prompt_tokens + FURTHER * options.tokens + beside),
     }
     return shared | graphs | room
 

@@ -146,12 +146,22 @@ def one_block(run: Run, started: Started, arms: list[Arm], *, size: int, number:
 def observed(
     run: Run, started: Started, arm: Arm, *, size: int, prompts: int, groups: int
 ) -> tuple[dict[str, Any] | None, Counter[str]]:
-    """A measurement of a round; of `auto` also how often it took which choice, where the server counts its steps."""
+    """A measurement of a round; of `auto` also how often it took which choice, where the server counts its steps.
+
+    One without a whole step is made again, once: where the host stalls, the time can be over before all requests run.
+    """
     share = 1 / groups
-    if not arm.name.startswith("DDTREE auto"):
-        return run.measure(started, arm, size, prompts, share), Counter()
-    engine = started.engines[arm.engine]
-    before = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {})
-    found = run.measure(started, arm, size, prompts, share)
-    after = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {})
-    return found, after - before
+    found, steps = None, Counter[str]()
+    for is_last in (False, True):
+        known = list(run.result["dropped"])
+        if not arm.name.startswith("DDTREE auto"):
+            found = run.measure(started, arm, size, prompts, share)
+        else:
+            engine = started.engines[arm.engine]
+            before = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {})
+            found = run.measure(started, arm, size, prompts, share)
+            steps = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {}) - before
+        if found or is_last:
+            break
+        run.result["dropped"] = known
+    return found, steps

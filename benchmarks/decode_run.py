@@ -102,7 +102,9 @@ class Run:
         found = decode_figures.window(answer["steps"], size, self.options.tokens)
         if found is None:
             errors = "".join(f", {error}" for error in answer["errors"])
-            self.drop(f"{arm.name} at concurrency {size}: no whole step{errors}")
+            most = max((len(step[2]) for step in answer["steps"]), default=0)
+            seen = f"{len(answer['steps'])} steps of {most} requests at most in {asked['seconds']:.1f} s"
+            self.drop(f"{arm.name} at concurrency {size}: no whole step among {seen}{errors}")
         return found
 
     def lost(self, started: Started, failure: EngineEndedError) -> None:

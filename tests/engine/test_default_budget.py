@@ -14,7 +14,7 @@ from ddtree_overlay.patching import SUPPORTED_RELEASES
 
 #: Each generation, and the newest, in which `ServerArgs` stays as it was written.
 RELEASES = (harness.RELEASE, harness.SECOND_RELEASE, SUPPORTED_RELEASES[-1])
-DEFAULT = [0, 2, 4, 7, 16, 24, 32, 64]
+DEFAULT = [0, 2, 4, 7, 15, 24, 31, 63]
 TOLD = "no --speculative-ddtree-budget was given"
 
 

@@ -94,7 +94,7 @@ def test_auto_starts_with_its_lanes_and_decodes_as_plain_decoding_does(engines: 
     found = engines[f"auto {version}"]
 
     assert [call["output_ids"] for call in found["calls"]] == [engines["plain"]["calls"][0]["output_ids"]] * 2
-    assert found["server_info"]["speculative_ddtree_budgets"] == [0, 2, 4, 7, 16, 24, 32, 64]
+    assert found["server_info"]["speculative_ddtree_budgets"] == [0, 2, 4, 7, 15, 24, 31, 63]
     spec = found["calls"][0]["spec"][0]
     assert (spec["spec_ddtree_budget"], spec["spec_accept_rate"]) == ("auto", None)
 

@@ -144,7 +144,7 @@ FIXED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
 }
 
-DEFAULT = [0, 2, 4, 7, 16, 24, 32, 64]
+DEFAULT = [0, 2, 4, 7, 15, 24, 31, 63]
 
 #: Arguments beside a plain DDTREE start -> the budgets that the server reports.
 LANES: dict[str, tuple[dict[str, Any], list[int]]] = {

@@ -151,10 +151,10 @@ def test_a_sketch_says_whether_the_rounds_fit(options: argparse.Namespace) -> No
     [
         ("", {"plain", "dflash", "ddtree", "uncalibrated", "ddtree-more"}, None),
         (
-            "DFLASH,auto,chain,block,64",
+            "DFLASH,auto,chain,block,63",
             {"dflash", "ddtree", "uncalibrated"},
             ["DFLASH", "DDTREE auto", "DDTREE auto, uncalibrated"]
-            + [f"DDTREE {kind}{end}" for end in ("", ", uncalibrated") for kind in ("chain", 7, 64)],
+            + [f"DDTREE {kind}{end}" for end in ("", ", uncalibrated") for kind in ("chain", 7, 63)],
         ),
         ("plain,256", {"plain", "ddtree", "uncalibrated", "ddtree-more"}, ["plain", "DDTREE 256"]),
     ],
@@ -171,7 +171,7 @@ def test_only_the_arms_that_are_asked_for_are_measured(
     bench.add_budgets(bench.expected())
     assert set(bench.engines) == engines
     assert names is None or [arm.name for arm in bench.arms] == names
-    assert len(bench.arms) == (17 if names is None else len(names))
+    assert len(bench.arms) == (18 if names is None else len(names))
 
 
 @pytest.mark.parametrize(("budgets", "sizes"), [("", [1, 8]), ("8,64", [1, 8, 32])])
@@ -180,6 +180,29 @@ def test_listed_lanes_have_graphs_for_every_batch(options: argparse.Namespace, b
     vars(options).update({"budgets": budgets, "rows": 1040})
     arm, most = Arm("DDTREE 64", "ddtree", 64), decode_arms.most_rows(options)
     assert [size for size in (1, 8, 32) if arm.served(size, 8, most)] == sizes
+
+
+@pytest.mark.parametrize(("budget", "sizes"), [(8, [1, 8, 32]), (64, [1, 8]), (128, [1, 8]), (256, [1])])
+def test_budgets_of_the_further_engine_are_measured_where_they_have_graphs(budget: int, sizes: list[int]) -> None:
+    """The widest for few requests only: many are never the best, and take long."""
+    arm = Arm(f"DDTREE {budget}", "ddtree-more", budget)
+    assert [size for size in (1, 8, 32) if arm.served(size, 8, 1040)] == sizes
+    assert Arm("DDTREE 128", "ddtree-more", 128).served(8, 8, float("inf"))
+    assert not Arm("DDTREE 128", "ddtree-more", 128).served(16, 8, float("inf"))
+
+
+@pytest.mark.parametrize(("more", "sizes", "configured"), [("8,64,256", [1, 16], 64), ("128,256", [1], 256)])
+def test_the_further_engine_has_room_for_its_widest_trees(
+    options: argparse.Namespace, tmp_path: Path, more: str, sizes: list[int], configured: int
+) -> None:
+    """Every request holds two steps of the widest; the configured budget has graphs for every batch."""
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft/config.json").write_text('{"block_size": 8}')
+    vars(options).update({"site": tmp_path, "plan": True, "budgets": "", "more": more, "arms": ""})
+    engine = decode_arms.Bench(options, tmp_path).engines["ddtree-more"]
+    assert engine["speculative_ddtree_budget"] == configured
+    assert engine["max_running_requests"] == sizes[-1]
+    assert engine["max_total_tokens"] >= 16 * (100 + 4 * 48 + 2 * 257)
 
 
 def test_engines_that_the_gpu_cannot_hold_are_left_out_in_order(tmp_path: Path) -> None:

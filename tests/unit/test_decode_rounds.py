@@ -277,3 +277,21 @@ def test_every_prompt_goes_through_all_arms_before_the_next(tmp_path: Path) -> N
     assert names[0] == names[1][::-1] == names[2][::-1] == names[3]
     auto = [entry for entry in run.result["measurements"] if entry["arm"] == "DDTREE auto"]
     assert [entry["chosen"] for entry in auto] == [{"15": 2}, {"15": 2}]
+
+
+def test_a_measurement_without_a_whole_step_is_made_again_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stall is not the arm's fault, and leaves no note; an arm that never has one is left out, with what was seen."""
+    run, started = run_of(tmp_path), Started(tmp_path)
+    ask, whole = started.engines["ddtree"].ask, iter([False, True, False, False])
+
+    def stalled(request: dict[str, Any], seconds: float) -> dict[str, Any]:
+        answer = ask(request, seconds)
+        return answer | {"steps": []} if "measure" in request and not next(whole) else answer
+
+    monkeypatch.setattr(started.engines["ddtree"], "ask", stalled)
+    arm = Arm("DDTREE auto", "ddtree")
+    found, _ = decode_rounds.observed(run, started, arm, size=4, prompts=0, groups=1)
+    assert found and run.result["dropped"] == []
+    found, _ = decode_rounds.observed(run, started, arm, size=4, prompts=0, groups=1)
+    assert found is None
+    assert "no whole step among 0 steps of 0 requests at most in" in run.result["dropped"][0]

@@ -19,10 +19,12 @@ AUTO = "auto"
 DEFAULT_BUDGET = 64
 
 #: What `auto` chooses among beside the chain's own width. Small ones pay where batches make the target compute-bound,
-#: and 0, which drafts nothing, where they make drafts a loss. Every request holds KV for the widest, so it is no wider
-#: than a fixed budget would be: on an H200 128 was never the best, and with one request within 5 % of it. 24 is for
-#: batches in which 33 rows a request take longer than 16 and few more would not: of 4 requests, 17 rows were the best.
-_AUTO_BUDGETS = (0, 2, 4, 8, 16, 24, 32, DEFAULT_BUDGET)
+#: and 0, which drafts nothing, where they make drafts a loss. With the root they are rows that fill the tiles of matrix
+#: products: on an H200 those of an 8B model take 6.4 ms for 32 times 8 rows, and 7.6 ms for 32 times 9
+#: (`benchmarks/matmul_times.py`). Every request holds KV for the widest, so it is no wider than a fixed budget would be:
+#: 128 was never the best there, and with one request within 5 % of it. 24 is for batches in which 32 rows a request take
+#: longer than 16 and few more would not.
+_AUTO_BUDGETS = (0, 2, 4, 7, 15, 24, 31, 63)
 
 
 def is_auto(server_args: Any) -> bool:
@@ -49,9 +51,9 @@ def budgets(server_args: Any) -> tuple[int, ...]:
 def default_budgets(block_size: int) -> tuple[int, ...]:
     """What `auto` chooses among when no list is given: the chain's own width and the widest are always there.
 
-    A lane one node wider than the chain's costs what that costs.
+    A lane one node wider than the chain's costs what that costs, or more.
     """
-    return tuple(sorted({*_AUTO_BUDGETS, block_size - 1} - {block_size} | {DEFAULT_BUDGET}))
+    return tuple(sorted({*_AUTO_BUDGETS, block_size - 1} - {block_size} | {_AUTO_BUDGETS[-1]}))
 
 
 def are_default(server_args: Any) -> bool:
