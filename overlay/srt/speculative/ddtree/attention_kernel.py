@@ -273,19 +273,15 @@ def block_tokens(rows: int, size: int) -> tuple[int, int]:
 
 
 def splits_of(programs: int, device: torch.device) -> int:
-    """How many programs are to share each request's committed tokens: a power of two.
-
-    Measured on an H200, for 16 to 33 nodes of 1 to 32 requests with 256 to 4,096 tokens: between two powers the lower
-    one is as fast or faster, for what it spares the second launch.
-    """
+    """How many programs are to share each request's committed tokens."""
     processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-    return 1 << max(1, min(_MOST_SPLITS, _PROGRAMS * processors // programs)).bit_length() - 1
+    return max(1, min(_MOST_SPLITS, _PROGRAMS * processors // programs))
 
 
 def least_tokens(splits: int) -> int:
     """Committed tokens from which on two programs read what one could, where so many share a request's.
 
-    Measured as `splits_of`: where there are many requests, so few splits, the device is full without them, and a
-    second launch pays for long contexts only.
+    Measured on an H200, for 5 to 33 nodes of 1 to 32 requests with 256 to 4,096 tokens: where there are many requests,
+    so few splits, the device is full without them, and a second launch pays for long contexts only.
     """
     return 64 if splits >= 8 else 1024 // splits
