@@ -21,9 +21,9 @@ DEFAULT_BUDGET = 64
 #: What `auto` chooses among beside the chain's own width. Small ones pay where batches make the target compute-bound,
 #: and 0, which drafts nothing, where they make drafts a loss. With the root they are rows that fill the tiles of matrix
 #: products: on an H200 those of an 8B model take 6.4 ms for 32 times 8 rows, and 7.6 ms for 32 times 9
-#: (`benchmarks/matmul_times.py`). Every request holds KV for the widest, so it is no wider than a fixed budget would be:
-#: 128 was never the best there, and with one request within 5 % of it. 24 is for batches in which 32 rows a request take
-#: longer than 16 and few more would not.
+#: (`benchmarks/matmul_times.py`). Every request holds KV for the widest, so it is no wider than a fixed budget would
+#: be: 128 was never the best there, and with one request within 5 % of it. 24 is for batches in which 32 rows a request
+#: take longer than 16 and few more would not.
 _AUTO_BUDGETS = (0, 2, 4, 7, 15, 24, 31, 63)
 
 
