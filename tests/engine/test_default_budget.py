@@ -46,7 +46,7 @@ def test_an_engine_without_a_budget_serves_auto(engines: Engines, version: str) 
     assert [one["output_ids"] for one in found["calls"]] == [engines["plain"]["calls"][0]["output_ids"]] * len(CALLS)
     info = found["server_info"]
     assert (info["speculative_ddtree_budget"], info["speculative_ddtree_budgets"]) == ("auto", DEFAULT)
-    assert info["speculative_num_draft_tokens"] == 65
+    assert info["speculative_num_draft_tokens"] == 64
     spec = found["calls"][0]["spec"][0]
     assert (spec["spec_ddtree_budget"], spec["spec_ddtree_budgets"]) == ("auto", DEFAULT)
     assert f"budget auto of {', '.join(map(str, DEFAULT))}" in found["log"]

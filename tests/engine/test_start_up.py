@@ -57,7 +57,7 @@ REFUSALS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "nothing given, a short context": (
         {"context_length": 60},
-        ["budget of 64", "context length (60)", "--speculative-ddtree-budget 59 alone"],
+        ["budget of 63", "context length (60)", "--speculative-ddtree-budget 59 alone"],
     ),
     "auto for a hybrid model": (
         {
@@ -155,7 +155,7 @@ LANES: dict[str, tuple[dict[str, Any], list[int]]] = {
     "a list of exponents": ({"speculative_ddtree_calibration": [1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7]}, DEFAULT),
     "off, as YAML reads it": ({"speculative_ddtree_calibration": False}, DEFAULT),
     "one exponent": ({"speculative_ddtree_calibration": 1.3}, DEFAULT),
-    "just room": ({"max_total_tokens": 65}, DEFAULT),
+    "just room": ({"max_total_tokens": 64}, DEFAULT),
     "a list alone": ({"speculative_ddtree_budgets": "4,40"}, [4, 40]),
     "a list alone, of little": ({"speculative_ddtree_budgets": "4,40", "max_total_tokens": 41}, [4, 40]),
     "auto": ({"speculative_ddtree_budget": "auto"}, DEFAULT),

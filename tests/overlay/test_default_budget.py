@@ -65,7 +65,7 @@ OBSTACLES = {
 
 def test_auto_is_what_nothing_means(caplog: pytest.LogCaptureFixture) -> None:
     """Nothing is said of it: the start names its lanes."""
-    found = given(max_total_tokens=65)
+    found = given(max_total_tokens=64)
     with caplog.at_level(logging.INFO):
         default_budget.settle_budget(found)
 
