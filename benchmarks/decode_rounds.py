@@ -11,7 +11,7 @@ from typing import Any
 import decode_figures
 from decode_arms import Arm, concurrencies, most_rows
 from decode_engines import EngineEndedError, Started
-from decode_plan import Cell, Round, groups_of
+from decode_plan import Cell, Round, groups_of, settling
 from decode_run import Run
 from decode_stages import stages, stages_seconds
 
@@ -33,10 +33,15 @@ def warm_up(run: Run, started: Started, arms: list[Arm]) -> None:
 
 
 def settle(run: Run, started: Started, arms: list[Arm]) -> None:
-    """Let every `auto` decode for a while at each concurrency, before its choices count; the plan learns the pace."""
+    """Let every `auto` decode for a while at each concurrency, before its choices count; the plan learns the pace.
+
+    All of it takes no more than a share of the time that is left: a short run is to have rounds.
+    """
+    autos = [arm for arm in arms if arm.name.startswith("DDTREE auto")]
+    seconds = settling(run.options, len(autos), run.left())
     for size in concurrencies(run.options):
-        for arm in (arm for arm in arms if arm.name.startswith("DDTREE auto")):
-            settled, groups, took = time.monotonic() + run.options.settle, groups_of(run.options, size), 0.0
+        for arm in autos:
+            settled, groups, took = time.monotonic() + seconds, groups_of(run.options, size), 0.0
             begin = time.monotonic()
             while begin < settled and attempted(run, started, arm, size, share=1 / groups):
                 took, begin = time.monotonic() - begin, time.monotonic()

@@ -205,6 +205,15 @@ def test_the_further_engine_has_room_for_its_widest_trees(
     assert engine["max_total_tokens"] >= 16 * (100 + 4 * 48 + 2 * 257)
 
 
+@pytest.mark.parametrize(("left", "seconds"), [(400, 2), (24, 1.5), (-3, 0)])
+def test_settling_leaves_most_of_a_short_run_to_the_rounds(
+    options: argparse.Namespace, left: float, seconds: float
+) -> None:
+    """Two concurrencies and two engines; without `auto` nothing settles."""
+    assert decode_plan.settling(options, 2, left) == seconds
+    assert decode_plan.settling(options, 0, left) == 0
+
+
 def test_the_further_engine_has_only_what_the_main_one_lacks(options: argparse.Namespace, tmp_path: Path) -> None:
     """An engine whose budgets are all measured elsewhere is none: it would take a third of the GPU for nothing."""
     (tmp_path / "draft").mkdir()
