@@ -77,7 +77,8 @@ class Bench:
         self._add("DDTREE auto", "ddtree", lanes)
         if options.without_calibration:
             self._add(f"DDTREE auto{UNCALIBRATED}", "uncalibrated", lanes | {"speculative_ddtree_calibration": "off"})
-        more = [budget for budget in numbers(options.more) if self.wanted(Arm("", "", budget))]
+        main = lanes.get("speculative_ddtree_budgets") or default_lanes(self.block)
+        more = [number for number in numbers(options.more) if number not in main and self.wanted(Arm("", "", number))]
         narrow = [budget for budget in more if budget <= WIDE]
         sizes = [size for size in concurrencies(options) if narrow or size <= FEW]
         if more and sizes:

@@ -40,12 +40,21 @@ START_SECONDS, PREFILL_TOKENS, PREFILL_SECONDS = 140.0, 40_000, 0.03
 #: Trees that may be the best at a concurrency, as a guess for a plan.
 NEAR = 4
 
+#: Settling takes no more of the time behind the start.
+SETTLING = 0.25
+
 Cell = tuple[int, Arm]
 
 
 def groups_of(options: argparse.Namespace, size: int) -> int:
     """Batches of prompts that a measurement consists of: at small concurrencies one says little about acceptance."""
     return max(1, options.singles // size)
+
+
+def settling(options: argparse.Namespace, autos: int, left: float) -> float:
+    """Seconds that each of so many `auto` decodes at each concurrency before the rounds."""
+    cells = autos * len(concurrencies(options))
+    return min(float(options.settle), max(left, 0.0) * SETTLING / cells) if cells else 0.0
 
 
 @dataclass(frozen=True)
@@ -165,8 +174,8 @@ def sketch(options: argparse.Namespace, arms: list[Arm], served: list[Cell]) -> 
     """What --plan prints: how long a run of these arms may take, before anything is known of the machine."""
     plan = Plan(options)
     whole, main = plan.total(served), plan.total(served, main=True)
-    settled = options.settle * len(plan.prefill) * sum(arm.name.startswith("DDTREE auto") for arm in arms)
-    around = START_SECONDS + 10 + settled + len(arms)
+    autos, around = sum(arm.name.startswith("DDTREE auto") for arm in arms), START_SECONDS + 10 + len(arms)
+    around += settling(options, autos, options.limit - around) * len(plan.prefill) * autos
     left = options.limit - around
     text = [
         f"{len(arms)} arms, {len(served)} cells a round; {options.rounds} rounds in {options.limit:.0f} s",

@@ -11,7 +11,7 @@ from typing import Any
 import decode_figures
 from decode_arms import Arm, concurrencies, most_rows
 from decode_engines import EngineEndedError, Started
-from decode_plan import Cell, Round, groups_of
+from decode_plan import Cell, Round, groups_of, settling
 from decode_run import Run
 from decode_stages import stages, stages_seconds
 
@@ -23,22 +23,25 @@ CLOSING = 6
 def warm_up(run: Run, started: Started, arms: list[Arm]) -> None:
     """Compile what is compiled at first use, and learn how long the prefill of each concurrency takes."""
     sizes = concurrencies(run.options)
-    known = list(run.result["dropped"])
     for size in (sizes[-1], *reversed(sizes)):
         begin = time.monotonic()
         for arm in alive(started, arms)[:1]:
             if attempted(run, started, arm, size, tokens=2, seconds=60):
                 run.plan.prefill[size] = time.monotonic() - begin
-    run.result["dropped"] = known  # two tokens hold no whole step
     for arm in arms:
         attempted(run, started, arm, sizes[0], seconds=30)
 
 
 def settle(run: Run, started: Started, arms: list[Arm]) -> None:
-    """Let every `auto` decode for a while at each concurrency, before its choices count; the plan learns the pace."""
+    """Let every `auto` decode for a while at each concurrency, before its choices count; the plan learns the pace.
+
+    All of it takes no more than a share of the time that is left: a short run is to have rounds.
+    """
+    autos = [arm for arm in arms if arm.name.startswith("DDTREE auto")]
+    seconds = settling(run.options, len(autos), run.left())
     for size in concurrencies(run.options):
-        for arm in (arm for arm in arms if arm.name.startswith("DDTREE auto")):
-            settled, groups, took = time.monotonic() + run.options.settle, groups_of(run.options, size), 0.0
+        for arm in autos:
+            settled, groups, took = time.monotonic() + seconds, groups_of(run.options, size), 0.0
             begin = time.monotonic()
             while begin < settled and attempted(run, started, arm, size, share=1 / groups):
                 took, begin = time.monotonic() - begin, time.monotonic()
@@ -50,8 +53,10 @@ def attempted(run: Run, started: Started, arm: Arm, size: int, **changes: Any) -
     """A measurement whose figures are nobody's: False when the engine was lost by it, or before."""
     if arm.engine not in started.engines:
         return False
+    known = list(run.result["dropped"])
     try:
         run.measure(started, arm, size, 0, **changes)
+        run.result["dropped"] = known  # what a round lacks is told there
     except EngineEndedError as failure:
         run.lost(started, failure)
         return False
@@ -148,20 +153,35 @@ def observed(
 ) -> tuple[dict[str, Any] | None, Counter[str]]:
     """A measurement of a round; of `auto` also how often it took which choice, where the server counts its steps.
 
-    One without a whole step is made again, once: where the host stalls, the time can be over before all requests run.
+    One without a whole step is made again, once and if there is time: where the host stalls, the time can be over
+    before all requests run. One whose steps had another budget is none: an engine whose memory held no graph of the
+    arm's for so many requests takes what it was configured with, and says nothing.
     """
-    share = 1 / groups
-    found, steps = None, Counter[str]()
-    for is_last in (False, True):
-        known = list(run.result["dropped"])
-        if not arm.name.startswith("DDTREE auto"):
-            found = run.measure(started, arm, size, prompts, share)
-        else:
-            engine = started.engines[arm.engine]
-            before = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {})
-            found = run.measure(started, arm, size, prompts, share)
-            steps = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {}) - before
-        if found or is_last:
-            break
+    is_auto, known = arm.name.startswith("DDTREE auto"), list(run.result["dropped"])
+    counts = is_auto or (arm.budget is not None and (size, arm.name) not in run.served)
+    asked: dict[str, Any] = {"size": size, "prompts": prompts, "share": 1 / groups, "counts": counts}
+    found, steps = measured(run, started, arm, **asked)
+    if not found and run.left() > CLOSING + run.plan.cost(size, arm):
         run.result["dropped"] = known
-    return found, steps
+        found, steps = measured(run, started, arm, **asked)
+    if is_auto or not found or not steps:
+        return found, steps if is_auto else Counter()
+    own = "none" if arm.budget == 0 else str(arm.budget)
+    if 2 * steps[own] < steps.total():
+        taken = steps.most_common(1)[0][0]
+        run.drop(f"{arm.name} at concurrency {size}: its engine has no graph of it, and took {taken}")
+        return None, Counter()
+    run.served.add((size, arm.name))
+    return found, Counter()
+
+
+def measured(
+    run: Run, started: Started, arm: Arm, *, size: int, prompts: int, share: float, counts: bool
+) -> tuple[dict[str, Any] | None, Counter[str]]:
+    """A measurement, and the steps that its engine took meanwhile by what they were drafted with."""
+    engine = started.engines[arm.engine]
+    if not counts:
+        return run.measure(started, arm, size, prompts, share), Counter()
+    before = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {})
+    found = run.measure(started, arm, size, prompts, share)
+    return found, Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {}) - before

@@ -187,6 +187,24 @@ def test_every_variant_of_the_second_launch_is_loaded_with_the_first(monkeypatch
     assert [most for _, most in variants[4:]] == [4, 8, 8, 16, 32, 32]
 
 
+def test_pointers_that_are_compiled_for_otherwise_have_variants_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton compiles for pointers to 16 bytes, and once more for others."""
+    launched: list[int] = []
+
+    class Merge:
+        def __getitem__(self, _: tuple[int, ...]) -> Callable[..., None]:
+            return lambda *_, **named: launched.append(named["SPLITS"])
+
+    monkeypatch.setattr(attention_kernel, "_merge_kernel", Merge())
+    monkeypatch.setattr(attention_kernel, "_loaded", set())
+    given = step([70, 0, 131], 3, 4, 2, 16, masked=True)
+    room = torch.zeros(9, dtype=torch.int32)
+    for offset in (0, 1, 4):
+        room[offset : offset + 4] = given["kv_indptr"]
+        attend_by_kernel(**given | {"kv_indptr": room[offset : offset + 4]}, width=3, scale=0.3, splits=1)
+    assert launched == [4, 8, 16, 32] * 2
+
+
 class Recorded:
     """SGLang's function, called or not."""
 

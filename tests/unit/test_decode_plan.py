@@ -205,6 +205,26 @@ def test_the_further_engine_has_room_for_its_widest_trees(
     assert engine["max_total_tokens"] >= 16 * (100 + 4 * 48 + 2 * 257)
 
 
+@pytest.mark.parametrize(("left", "seconds"), [(400, 2), (24, 1.5), (-3, 0)])
+def test_settling_leaves_most_of_a_short_run_to_the_rounds(
+    options: argparse.Namespace, left: float, seconds: float
+) -> None:
+    """Two concurrencies and two engines; without `auto` nothing settles."""
+    assert decode_plan.settling(options, 2, left) == seconds
+    assert decode_plan.settling(options, 0, left) == 0
+
+
+def test_the_further_engine_has_only_what_the_main_one_lacks(options: argparse.Namespace, tmp_path: Path) -> None:
+    """An engine whose budgets are all measured elsewhere is none: it would take a third of the GPU for nothing."""
+    (tmp_path / "draft").mkdir()
+    (tmp_path / "draft/config.json").write_text('{"block_size": 8}')
+    vars(options).update({"site": tmp_path, "plan": True, "more": "8,64,128", "arms": ""})
+    vars(options).update({"budgets": "8,64,128"})
+    assert "ddtree-more" not in decode_arms.Bench(options, tmp_path).engines
+    vars(options).update({"budgets": "64"})
+    assert decode_arms.Bench(options, tmp_path).engines["ddtree-more"]["speculative_ddtree_budgets"] == [8, 128]
+
+
 def test_engines_that_the_gpu_cannot_hold_are_left_out_in_order(tmp_path: Path) -> None:
     """Budgets of an engine of their own first; the main ones never."""
     for part in ("target", "draft"):

@@ -295,3 +295,31 @@ def test_a_measurement_without_a_whole_step_is_made_again_once(tmp_path: Path, m
     found, _ = decode_rounds.observed(run, started, arm, size=4, prompts=0, groups=1)
     assert found is None
     assert "no whole step among 0 steps of 0 requests at most in" in run.result["dropped"][0]
+
+
+def test_a_measurement_is_not_made_again_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was left for saving and for closing the engines stays."""
+    run, started = run_of(tmp_path, limit=8), Started(tmp_path, cost=3.0)
+    engine = started.engines["plain"]
+    monkeypatch.setattr(engine, "ask", lambda *given, ask=engine.ask: ask(*given) | {"steps": []})
+    found, _ = decode_rounds.observed(run, started, ARMS[0], size=4, prompts=0, groups=1)
+    assert found is None and len(engine.asked) == 1
+
+
+def test_steps_of_another_budget_are_no_measurement(tmp_path: Path) -> None:
+    """An engine without a graph of what was asked for takes its configured budget, here 15, and says nothing."""
+    run, started = run_of(tmp_path), Started(tmp_path)
+    for arm, is_found in ((Arm("DDTREE 15", "ddtree", 15), True), (Arm("DDTREE 64", "ddtree", 64), False)):
+        found, _ = decode_rounds.observed(run, started, arm, size=4, prompts=0, groups=1)
+        assert bool(found) == is_found
+    assert run.result["dropped"] == ["DDTREE 64 at concurrency 4: its engine has no graph of it, and took 15"]
+    assert run.served == {(4, "DDTREE 15")}
+
+
+def test_what_settling_lacks_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figures are nobody's, and each note would have numbers of its own."""
+    run, started = run_of(tmp_path), Started(tmp_path)
+    engine = started.engines["ddtree"]
+    monkeypatch.setattr(engine, "ask", lambda *given, ask=engine.ask: ask(*given) | {"steps": []})
+    assert decode_rounds.attempted(run, started, ARMS[2], 4)
+    assert run.result["dropped"] == []

@@ -17,6 +17,11 @@ import pytest
 from tests.support.waiting import until
 
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import decode_arms
+
+
 PROJECT = Path(__file__).resolve().parents[2]
 SCRIPT = PROJECT / "scripts/gpu_session"
 
@@ -63,6 +68,8 @@ def test_a_step_of_one_release_can_be_asked_for_and_given_flags(tmp_path: Path) 
     lines = listed(*sites, "--steps", "calibration-0.5.17", "--small-pair", "tiny")
     assert [line.partition(":")[0] for line in lines] == ["0.5.17-PAIR-8b-calibration", "0.5.17-tiny-8b-calibration"]
     assert all("--padded-like 8b" in line and "--turn" not in line for line in lines)
+    asked = {int(name) for name in lines[0].partition("--arms ")[2].split()[0].split(",") if name.isdecimal()}
+    assert asked and asked <= set(decode_arms.default_lanes(16)), "arms that no engine of this step serves"
 
 
 def test_a_step_that_does_not_exist_is_refused() -> None:

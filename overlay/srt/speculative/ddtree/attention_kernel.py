@@ -249,7 +249,8 @@ def attend_by_kernel(
 def _load_merges(merging: tuple[Any, ...], strides: dict[str, int]) -> None:
     """Have all variants of the second launch: a batch's size decides which it needs. With one split they do nothing."""
     out, _, _, kv_indptr, _ = merging
-    like = (out.dtype, out.device, out.data_ptr() % 16, kv_indptr.dtype, *strides.values())
+    places = (tensor.data_ptr() % 16 for tensor in (out, kv_indptr))
+    like = (out.dtype, out.device, kv_indptr.dtype, *places, *strides.values())
     if like not in _loaded:
         _loaded.add(like)
         for splits in _MERGED_SPLITS:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The budget of an engine that was given none: `auto` where it can be served, else one fixed number.
 
-What `auto` needs beside a fixed budget is several lanes: its widest default one is the fixed budget. The check that
+What `auto` needs beside a fixed budget is several lanes; no default one is wider than the fixed budget. The check that
 refuses them asks the same function: what is chosen when nothing is said is never refused for that when it is.
 """
 
