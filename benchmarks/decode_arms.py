@@ -27,7 +27,7 @@ UNCALIBRATED = ", uncalibrated"
 #: Left out in this order when the GPU does not hold all engines.
 DISPENSABLE = ("ddtree-more", "unpadded", "uncalibrated")
 #: Bytes beside weights and KV: context, graphs, logits; as an H200 showed with a vocabulary of 152 k.
-BESIDE = {"plain": 3 << 30, "unpadded": 3 << 30, "dflash": 4 << 30, "ddtree-more": 16 << 30}
+BESIDE = {"plain": 3 << 30, "unpadded": 3 << 30, "dflash": 4 << 30, "ddtree-more": 20 << 30}
 BESIDE_OF_LANES = 8 << 30
 
 

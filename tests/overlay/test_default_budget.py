@@ -122,7 +122,7 @@ def test_a_list_alone_is_a_wish_for_lanes(name: str) -> None:
 
 def test_a_pool_too_small_for_auto_names_the_fixed_budget_that_fits() -> None:
     """64 where that is less, whatever the pool holds otherwise; none beside a number."""
-    for limit, fits in ((64, 63), (33, 32)):
+    for limit, fits in ((63, 62), (33, 32)):
         with pytest.raises(
             ValueError, match=f"to {limit - 1} or less, or use --speculative-ddtree-budget {fits} alone"
         ):

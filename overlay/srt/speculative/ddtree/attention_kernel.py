@@ -212,7 +212,7 @@ def attend_by_kernel(
         mask_indptr: Where each request's mask begins, [bs + 1].
         width: W.
         scale: Of the scores.
-        splits: Programs that share a request's committed tokens, at most; by default as many as fill the device.
+        splits: Programs that share a request's committed tokens, at most; 32 at most; by default as many as fill the device.
     """
     rows, heads, size = q.shape
     groups, batch = k.shape[1], rows // width
@@ -252,9 +252,9 @@ def _load_merges(merging: tuple[Any, ...], strides: dict[str, int]) -> None:
     places = (tensor.data_ptr() % 16 for tensor in (out, kv_indptr))
     like = (out.dtype, out.device, kv_indptr.dtype, *places, *strides.values())
     if like not in _loaded:
-        _loaded.add(like)
         for splits in _MERGED_SPLITS:
             _merge_kernel[(1, 1, 1)](*merging, 1, 1, **strides, ROWS=_MOST_SPLITS // splits, SPLITS=splits, num_warps=4)
+        _loaded.add(like)
 
 
 def block_rows(rows: int) -> int:
