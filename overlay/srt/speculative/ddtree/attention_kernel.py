@@ -212,7 +212,7 @@ def attend_by_kernel(
         mask_indptr: Where each request's mask begins, [bs + 1].
         width: W.
         scale: Of the scores.
-        splits: Programs that share a request's committed tokens, at most; 32 at most; by default as many as fill the device.
+        splits: Programs that share a request's committed tokens, up to 32; by default as many as fill the device.
     """
     rows, heads, size = q.shape
     groups, batch = k.shape[1], rows // width
