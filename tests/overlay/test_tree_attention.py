@@ -168,41 +168,39 @@ def test_few_programs_share_long_contexts_only() -> None:
     assert [least_tokens(splits) for splits in (2, 3, 4, 6, 8, 32)] == [512, 341, 256, 170, 64, 64]
 
 
-def test_every_variant_of_the_second_launch_is_loaded_with_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before requests wait; a batch of another size brings none."""
-    variants: list[tuple[int, int]] = []
+@pytest.fixture
+def merges(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Rows and splits of every second launch, none of which is loaded yet."""
+    found: list[tuple[int, int]] = []
 
     class Merge:
         def __getitem__(self, _: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *_, **named: variants.append((named["ROWS"], named["SPLITS"]))
+            return lambda *_, **named: found.append((named["ROWS"], named["SPLITS"]))
 
     monkeypatch.setattr(attention_kernel, "_merge_kernel", Merge())
     monkeypatch.setattr(attention_kernel, "_loaded", set())
+    return found
+
+
+def test_every_variant_of_the_second_launch_is_loaded_with_the_first(merges: list[tuple[int, int]]) -> None:
+    """Before requests wait; a batch of another size brings none."""
     for lens in ([700], [70, 0, 131]):
         given = step(lens, 3, 4, 2, 16, masked=True)
         attend_by_kernel(**given, width=3, scale=0.3, splits=1)
-    assert variants == [(8, 4), (4, 8), (2, 16), (1, 32)]
+    assert merges == [(8, 4), (4, 8), (2, 16), (1, 32)]
     for splits in (2, 5, 8, 16, 17, 32):
         attend_by_kernel(**given, width=3, scale=0.3, splits=splits)
-    assert [most for _, most in variants[4:]] == [4, 8, 8, 16, 32, 32]
+    assert [most for _, most in merges[4:]] == [4, 8, 8, 16, 32, 32]
 
 
-def test_pointers_that_are_compiled_for_otherwise_have_variants_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pointers_that_are_compiled_for_otherwise_have_variants_of_their_own(merges: list[tuple[int, int]]) -> None:
     """Triton compiles for pointers to 16 bytes, and once more for others."""
-    launched: list[int] = []
-
-    class Merge:
-        def __getitem__(self, _: tuple[int, ...]) -> Callable[..., None]:
-            return lambda *_, **named: launched.append(named["SPLITS"])
-
-    monkeypatch.setattr(attention_kernel, "_merge_kernel", Merge())
-    monkeypatch.setattr(attention_kernel, "_loaded", set())
     given = step([70, 0, 131], 3, 4, 2, 16, masked=True)
     room = torch.zeros(9, dtype=torch.int32)
     for offset in (0, 1, 4):
         room[offset : offset + 4] = given["kv_indptr"]
         attend_by_kernel(**given | {"kv_indptr": room[offset : offset + 4]}, width=3, scale=0.3, splits=1)
-    assert launched == [4, 8, 16, 32] * 2
+    assert [most for _, most in merges] == [4, 8, 16, 32] * 2
 
 
 class Recorded:
