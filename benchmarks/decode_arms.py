@@ -39,6 +39,11 @@ class Arm:
     engine: str
     budget: int | str | None = None
 
+    @property
+    def is_auto(self) -> bool:
+        """Whether its server chooses, with calibration or without."""
+        return self.name.startswith("DDTREE auto")
+
     def rows(self, block: int) -> int:
         """Rows that the target verifies per request and step, as far as the arm decides it."""
         return self.budget + 1 if isinstance(self.budget, int) else block

@@ -174,7 +174,7 @@ def sketch(options: argparse.Namespace, arms: list[Arm], served: list[Cell]) -> 
     """What --plan prints: how long a run of these arms may take, before anything is known of the machine."""
     plan = Plan(options)
     whole, main = plan.total(served), plan.total(served, main=True)
-    autos, around = sum(arm.name.startswith("DDTREE auto") for arm in arms), START_SECONDS + 10 + len(arms)
+    autos, around = sum(arm.is_auto for arm in arms), START_SECONDS + 10 + len(arms)
     around += settling(options, autos, options.limit - around) * len(plan.prefill) * autos
     left = options.limit - around
     text = [

@@ -37,7 +37,7 @@ def settle(run: Run, started: Started, arms: list[Arm]) -> None:
 
     All of it takes no more than a share of the time that is left: a short run is to have rounds.
     """
-    autos = [arm for arm in arms if arm.name.startswith("DDTREE auto")]
+    autos = [arm for arm in arms if arm.is_auto]
     seconds = settling(run.options, len(autos), run.left())
     for size in concurrencies(run.options):
         for arm in autos:
@@ -157,15 +157,15 @@ def observed(
     before all requests run. One whose steps had another budget is none: an engine whose memory held no graph of the
     arm's for so many requests takes what it was configured with, and says nothing.
     """
-    is_auto, known = arm.name.startswith("DDTREE auto"), list(run.result["dropped"])
-    counts = is_auto or (arm.budget is not None and (size, arm.name) not in run.served)
+    known = list(run.result["dropped"])
+    counts = arm.is_auto or (arm.budget is not None and (size, arm.name) not in run.served)
     asked: dict[str, Any] = {"size": size, "prompts": prompts, "share": 1 / groups, "counts": counts}
     found, steps = measured(run, started, arm, **asked)
     if not found and run.left() > CLOSING + run.plan.cost(size, arm):
         run.result["dropped"] = known
         found, steps = measured(run, started, arm, **asked)
-    if is_auto or not found or not steps:
-        return found, steps if is_auto else Counter()
+    if arm.is_auto or not found or not steps:
+        return found, steps if arm.is_auto else Counter()
     own = "none" if arm.budget == 0 else str(arm.budget)
     if 2 * steps[own] < steps.total():
         taken = steps.most_common(1)[0][0]
