@@ -97,7 +97,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--arms", default="", help="only these: plain, DFLASH, auto, chain, block, or budgets")
     parser.add_argument("--rounds", type=int, default=5, help="of all arms")
     parser.add_argument(
-        "--contenders", type=int, default=10, help="rounds behind them at most, of what may be the best"
+        "--contenders", type=int, default=20, help="rounds a concurrency behind them at most, of what may be the best"
     )
     parser.add_argument("--tokens", type=int, default=48, help="that a request has to get")
     parser.add_argument("--prompt-tokens", type=int, default=192)

@@ -5,18 +5,20 @@ The best of a dozen arms, each measured a few times, is partly the luckiest, and
 arms are far behind by then, so that the time of one round of all holds several of those that are not. Who is in it is
 asked before every round: an arm that was lucky falls behind, one that was kept says more about itself with each.
 
-At each concurrency a round holds DFLASH, every `auto`, and what has `NEAR` of the best other arm's tokens per second by
-the same ratios as the result (`decode_figures.beside`), so that whatever is the best there has these rounds. Beside an
-engine without calibration it also holds the chains, which show how processes differ, and the twins of its arms in the
+A round is of one concurrency, that of which least is known: where the ratio of `auto` to the best other arm has the
+largest standard error. It holds every `auto` and what may be the best there: what has `NEAR` of the best other arm's
+tokens per second by the same ratios as the result (`decode_figures.beside`), and is not `SURELY` standard errors behind
+it. So whatever is the best has these rounds. DFLASH is in them where it may be the best. Beside an engine without
+calibration a round also holds DFLASH, the chains, which show how processes differ, and the twins of its arms in the
 other engine: a comparison of the two needs both.
 
-Prompts go on where the last round left them. Concurrencies come in the order of how little is known of them, those with
-the largest standard error first, since any of these rounds may be the last.
+Prompts go on where the last round of a concurrency left them.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import decode_figures
@@ -29,29 +31,36 @@ from decode_run import Run
 
 #: What an arm needs of the best other arm's tokens per second.
 NEAR = 0.93
+#: Standard errors behind the best other arm from which on an arm is not the best.
+SURELY = 2.0
 
 
 def contend(run: Run, started: Started, arms: list[Arm], block: int) -> None:
-    """Rounds of contenders until there are enough of them or none of its blocks fits into the time any more."""
-    asked, most = run.options.rounds, run.options.contenders
-    for number in range(asked, asked + most):
+    """Rounds of contenders until there are enough of them or none of them fits into the time any more."""
+    done: Counter[int] = Counter()
+    while True:
         found = run.result["measurements"]
-        chosen = contenders(
-            cells_of(run, alive(started, arms), block), found, controlled=run.options.without_calibration
-        )
-        left, missed = run.left(), []
-        for size, several in chosen.items():
-            fits = run.plan.total([(size, arm) for arm in several]) < run.left() - CLOSING
-            if fits and one_block(run, started, several, size=size, number=number, reserve=CLOSING):
-                run.save()
-            else:
-                missed.append(size)
-        names = {size: [arm.name for arm in several] for size, several in chosen.items() if size not in missed}
-        if not names:
-            run.say(f"{number - asked} of {most} contender rounds; no time for another")
-            return
-        run.result["plan"].append({"round": number, "contenders": names, "no_time": missed, "left": round(left)})
-        run.phase(f"contender round {number - asked + 1} of {most}")
+        cells = cells_of(run, alive(started, arms), block)
+        chosen = contenders(cells, found, controlled=run.options.without_calibration)
+        asked = {size: several for size, several in chosen.items() if done[size] < run.options.contenders}
+        fits = (size for size, several in asked.items() if cost(run, size, several) < run.left() - CLOSING)
+        size = next(fits, None)
+        if size is None:
+            break
+        number = run.options.rounds + done[size]
+        done[size] += 1
+        if one_block(run, started, asked[size], size=size, number=number, reserve=CLOSING):
+            note = {"round": number, "contenders": {size: [arm.name for arm in asked[size]]}}
+            run.result["plan"].append(note | {"left": round(run.left())})
+            run.save()
+    if run.options.contenders:
+        counts = ", ".join(f"{done[size]} at {size}" for size in sorted(done)) or "none"
+        run.phase(f"contender rounds: {counts}; of {run.options.contenders} each{' (no time for more)' * bool(asked)}")
+
+
+def cost(run: Run, size: int, arms: list[Arm]) -> float:
+    """Seconds of a round of these arms."""
+    return run.plan.total([(size, arm) for arm in arms])
 
 
 def contenders(cells: list[Cell], measurements: list[dict[str, Any]], *, controlled: bool) -> dict[int, list[Arm]]:
@@ -66,15 +75,19 @@ def contenders(cells: list[Cell], measurements: list[dict[str, Any]], *, control
         size, name, error = row["concurrency"], row["arm"], row["to_best_error"]
         if (size, name) not in served:
             continue
-        ratios = decode_figures.beside(measured, size, name)
-        near = {arm for arm, ratio in ratios.items() if ratio * NEAR <= row["to_best"]}
-        kept.setdefault(size, set()).update({"DFLASH", name, *near})
+        own, near = measured[size, name], set()
+        for arm, ratio in decode_figures.beside(measured, size, name).items():
+            doubt = decode_figures.error(ratio, decode_figures.by_round("tok_s", own, measured[size, arm]).values())
+            least = ratio * NEAR if doubt is None else max(ratio * NEAR, ratio - SURELY * doubt)
+            if least <= row["to_best"]:
+                near.add(arm)
+        kept.setdefault(size, set()).update({name, *near})
         unknown[size] = max(unknown.get(size, 0.0), math.inf if error is None else error)
     arms = {}
     for size in sorted(kept, key=lambda size: -unknown[size]):
         names = kept[size]
         if controlled:
             names = {name.removesuffix(UNCALIBRATED) for name in (*names, decode_figures.CHAIN)}
-            names |= {f"{name}{UNCALIBRATED}" for name in names}
+            names |= {f"{name}{UNCALIBRATED}" for name in names} | {"DFLASH"}
         arms[size] = [arm for at, arm in cells if at == size and arm.name in names]
     return arms

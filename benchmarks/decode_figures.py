@@ -30,8 +30,9 @@ DEFINITIONS = {
     "concurrencies the next prompt) in the opposite order; rounds use different prompts. median, min and max are over "
     "rounds; pooled is over the tokens and times of all rounds together.",
     "to_dflash": "tok_s over DFLASH's of the same rounds, which decode the same prompts.",
-    "contenders": "Rounds behind those of all arms hold only what may be the best at a concurrency: DFLASH, auto, and "
-    "other arms near the best of them (and chains, beside a control), by what was measured before each of them.",
+    "contenders": "Rounds behind those of all arms hold only what may be the best at a concurrency: auto and the arms "
+    "near the best other one (and chains, beside a control), by what was measured before each of them. Each is of the "
+    "concurrency of which least is known then, by to_best_error.",
     "to_best": "tok_s over the best other arm's, pooled over the rounds that both ran. The best is the one that this "
     "is least for, so chance makes the figure too small, the more so the more arms are near each other.",
     "error": "Of a ratio: the standard error of the mean, over rounds, of the logarithm of the ratio in a round, times "

@@ -162,8 +162,8 @@ def worths(measurements: list[dict[str, Any]]) -> dict[tuple[int, str], float]:
 
 
 def guessed_contenders(plan: Plan, served: list[Cell]) -> list[Cell]:
-    """About what a contender round holds (`decode_contenders.py`): the main arms that draft, and the nearest trees."""
-    found = [(size, arm) for size, arm in served if plan.is_main(arm.name) and arm.name != "plain"]
+    """About what a contender round of each concurrency holds (`decode_contenders.py`): `auto` and the nearest trees."""
+    found = [(size, arm) for size, arm in served if arm.is_auto]
     for size in plan.prefill:
         others = [cell for cell in served if cell[0] == size and not plan.is_main(cell[1].name)]
         found += sorted(others, key=lambda cell: -expected(*cell))[:NEAR]
@@ -187,7 +187,9 @@ def sketch(options: argparse.Namespace, arms: list[Arm], served: list[Cell]) -> 
         text.append(f"  all arms fit into all {options.rounds} rounds")
         seconds = plan.total(guessed_contenders(plan, served))
         count = min(int((left - whole * options.rounds) / seconds), options.contenders) if seconds else 0
-        text.append(f"  behind them about {count} of {options.contenders} contender rounds of about {seconds:.0f} s")
+        text.append(
+            f"  behind them about {count} of {options.contenders} contender rounds of {seconds:.0f} s, each of all"
+        )
     elif main * options.rounds <= left:
         text.append(f"  every round holds the main arms and, as a guess, {len(served) - len(fits.left_out)} cells")
         text.append("  the others, farthest from the best first, get fewer rounds")

@@ -43,8 +43,9 @@ def test_a_run_measures_every_arm_and_says_what_they_did(sites: Sites, tmp_path:
         (name, size) for name in kinds for size in (1, 3)
     }
     assert all(row["chosen"] for row in result["figures"]["auto"])
-    (note,) = (note for note in result["plan"] if "contenders" in note)
-    for names in note["contenders"].values():
+    notes = [note["contenders"] for note in result["plan"] if "contenders" in note]
+    assert sorted(size for note in notes for size in note) == ["1", "3"]
+    for names in (names for note in notes for names in note.values()):
         assert {"DFLASH", "DDTREE auto", "DDTREE chain", "DDTREE auto, uncalibrated"} <= set(names)
     assert {row["to_best_rounds"] for row in result["figures"]["auto"]} <= {1, 2}
     assert (tmp_path / "run-logs/ddtree.log").read_text().count("DDTREE") > 3
