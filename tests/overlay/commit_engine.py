@@ -148,6 +148,8 @@ class Engine:
         roots = torch.tensor([req.output_ids[-1] for req in self.running])
         tree = build_tree(roots, scores, tokens, self.budget)
         targets = SimpleNamespace(choose=lambda logits, *_: logits)
+        before: list[list[list[int]]] = []  # what the host knew when it did what it has to do anyway
+        known = [text_of(req) for req in self.running]
         verify = DDTreeVerifyInput(
             draft_token=tree.tokens.reshape(-1),
             positions=(lengths.unsqueeze(1) + tree.depths).reshape(-1),
@@ -157,6 +159,7 @@ class Engine:
             block_size=6,
             pool=self.pool if self.page_size > 1 else None,
             on_accepted=self.write_drafts if self.early else None,
+            meanwhile=lambda: before.append([text_of(req) for req in self.running]),
         )
         verify.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
         hidden, self.drafted = [], self.texts(tree)
@@ -168,6 +171,7 @@ class Engine:
         # The chooser is a stand-in: the "logits" are the target's tokens.
         output = SimpleNamespace(next_token_logits=wishes, hidden_states=torch.tensor(hidden, dtype=torch.int64))
         _, commit_lens, features, _ = verify.verify(batch=batch, logits_output=output, page_size=self.page_size)
+        assert before == [known] != [[text_of(req) for req in self.running]]
         if self.early:
             assert not features.numel()
         else:

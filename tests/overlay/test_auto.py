@@ -12,7 +12,7 @@ from sglang.srt.distributed import get_tp_group
 from sglang.srt.speculative.ddtree import moments
 from sglang.srt.speculative.ddtree.accept import accept
 from sglang.srt.speculative.ddtree.auto import Auto
-from sglang.srt.speculative.ddtree.choice import PERIOD, Chooser, Step
+from sglang.srt.speculative.ddtree.choice import PERIOD, SEASONED, Chooser, Step
 from sglang.srt.speculative.ddtree.observing import Observer
 from sglang.srt.speculative.ddtree.round_times import Choice
 from sglang.srt.speculative.ddtree.tree import build_tree
@@ -38,8 +38,8 @@ def auto(group: Any = ALONE, tell: Any = None) -> Auto:
     return Auto(chooser, Observer(WIDTHS, "cpu"), group, tell)
 
 
-def step(engine: Auto, batch_size: int, *, accepts: int, seconds: float = 0.0) -> Choice:
-    """One step whose target takes the first `accepts` first choices of the drafter."""
+def step(engine: Auto, batch_size: int, *, accepts: int, seconds: float = 0.0, waits: bool = False) -> Choice:
+    """One step whose target takes the first `accepts` first choices of the drafter, and which the host may wait for."""
     choice = engine.begin(batch_size)
     probabilities = torch.tensor([0.8, 0.1, 0.05]).log().expand(batch_size, BLOCK - 1, 3)
     ids = torch.tensor([7, 8, 9]).expand(batch_size, BLOCK - 1, 3)
@@ -52,6 +52,8 @@ def step(engine: Auto, batch_size: int, *, accepts: int, seconds: float = 0.0) -
     targets = torch.where(tree.depths < accepts, 7, 3)
     acceptance = accept(tree, targets, prefix_lens=torch.zeros(batch_size, dtype=torch.int64), block_size=BLOCK)
     engine.count(tree, acceptance, (probabilities, ids))
+    if waits:
+        engine.meanwhile()
     moments.time.sleep(seconds)
     engine.end()
     return choice
@@ -141,6 +143,39 @@ def test_a_plan_for_long_is_observed_at_once_when_the_batch_changes() -> None:
     assert [one.batch_size for one in told] == [8] * PERIOD
 
 
+def test_a_plan_for_long_goes_on_where_the_batch_is_well_known() -> None:
+    """Batches that come and go all the time would else have the host observe and plan all the time."""
+    told: list[Step] = []
+    engine = auto(tell=told.extend)
+    for _ in range(2):  # the second time, 2 is known
+        for _ in range(SEASONED):
+            step(engine, 8, accepts=BLOCK - 1, seconds=0.008)
+        while engine.chooser.period <= 2 * PERIOD or engine._left <= 2 * PERIOD:
+            step(engine, 2, accepts=BLOCK - 1, seconds=0.008)
+    told.clear()
+    left, shortest = engine._left, min(PERIOD, engine._begun[8])
+    for number in range(left):
+        assert engine._left == left - number
+        step(engine, (8, 2)[number // shortest % 2], accepts=BLOCK - 1, seconds=0.008)
+    assert len(told) == PERIOD
+
+
+def test_who_waits_for_the_device_plans_meanwhile() -> None:
+    """Once a period, from what had arrived before; the step's own part of the period is not lost by it."""
+    told: list[list[Step]] = []
+    engine = auto(tell=lambda steps: told.append(list(steps)))
+    plans: list[int] = []
+    plan = engine._plan
+    engine._plan = lambda: (plans.append(engine._steps), plan())[1]
+    for number in range(60 * PERIOD):
+        step(engine, 2, accepts=0, seconds=0.001 * engine.chooser.choose(2).width, waits=True)
+        assert engine._steps == number + 1
+        assert 0 < engine._left <= engine.chooser.period
+    assert len(told) == len(plans) == len(set(plans))
+    assert [len(steps) for steps in told[:4]] == [0, 2, 3, 4]  # each by the plan behind
+    assert engine.chooser.best(2).width <= 4
+
+
 def test_no_plan_is_for_long_while_nothing_of_the_batch_has_arrived() -> None:
     """What is observed comes a period late: of the batch before, which is as quiet as can be."""
     engine = auto()
@@ -215,7 +250,7 @@ def rank_with_its_own_clock(rank: int, _: int) -> dict[str, Any]:
         batch_size = 1 + number // 40 % 8
         width = engine.chooser.choose(batch_size).width
         seconds = 0.0002 * (width if rank % 2 == 0 else 17 - width)
-        chosen.append(step(engine, batch_size, accepts=2, seconds=seconds))
+        chosen.append(step(engine, batch_size, accepts=2, seconds=seconds, waits=True))
         if rank and number < 15 * PERIOD:  # what this rank would have chosen by itself
             step(alone, batch_size, accepts=6, seconds=0.0002 * (17 - alone.chooser.choose(batch_size).width))
     own = [alone.chooser.choose(batch_size) for batch_size in (1, 2, 4, 8)]

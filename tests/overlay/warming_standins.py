@@ -87,5 +87,9 @@ class UnsetWorker:
         """Let the next step be of a kind; it is observed, as by `auto`."""
         observer = Observer([3, 5, 16, 65, 129], "cpu")
         self._choosing = SimpleNamespace(
-            choose=lambda: (width, shape), grown_width=lambda: grown, count=observer.count, warm_up=observer.warm_up
+            choose=lambda: (width, shape),
+            grown_width=lambda: grown,
+            count=observer.count,
+            warm_up=observer.warm_up,
+            meanwhile=lambda: None,
         )

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.speculative.ddtree.choice import PERIOD, Chooser, Step
+from sglang.srt.speculative.ddtree.choice import PERIOD, SEASONED, Chooser, Step
 from sglang.srt.speculative.ddtree.round_times import Choice
 
 
@@ -47,15 +48,20 @@ class Auto:
         self._steps = 0
         self._running: tuple[int, Choice] | None = None
         self._bucket = 0  # of no batch yet
+        self._begun: Counter[int] = Counter()  # steps by bucket
+        self._is_planned = False
         self._widths = chooser.rates.widths
 
     def begin(self, batch_size: int) -> Choice:
         """A step of so many requests begins, before its draft: what it is to verify."""
         bucket = self.chooser.times.bucket(batch_size)
         choice = self.chooser.plan[bucket]
-        self._running = batch_size, choice
-        if bucket != self._bucket:  # which nobody planned for when this plan was made to last; all ranks see it
-            self._bucket, self._left = bucket, min(self._left, PERIOD)
+        self._running, self._is_planned = (batch_size, choice), False
+        if bucket != self._bucket:
+            self._bucket = bucket
+            if self._begun[bucket] < SEASONED:  # all ranks count alike
+                self._left = min(self._left, PERIOD)  # nobody knew this batch when the plan was made to last
+        self._begun[bucket] += 1
         if self._observer is not None and self._is_observed:
             self._observer.begin()
         return choice
@@ -95,8 +101,17 @@ class Auto:
         self._steps += 1
         self._left -= 1
         if self._left <= 0:
-            self._plan()
+            if self._observer is not None:
+                self._observer.end_period()
+            if not self._is_planned:
+                self._plan()
             self._left = self.chooser.period
+
+    def meanwhile(self) -> None:
+        """The step that runs has been launched, and the host is about to wait for it: plan what comes behind it."""
+        if self._running is not None and self._left == 1:
+            self._plan()
+            self._is_planned = True
 
     def interrupt(self) -> None:
         """A prefill, an idle step or a step of somebody else's choice runs: nothing to learn from."""
@@ -115,7 +130,6 @@ class Auto:
 
     def _plan(self) -> None:
         if self._observer is not None:
-            self._observer.end_period()
             steps = self._observer.collect()
             self.chooser.observe(steps)
             self.chooser.replan(self._bucket)

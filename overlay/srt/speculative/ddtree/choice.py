@@ -21,7 +21,7 @@ PERIOD, _FIRST_PERIOD = 8, 2
 #: A plan that changes nothing holds for twice as many steps as the last such one, up to so many and so many
 #: milliseconds: observing and planning take the host a tenth of a millisecond a step, in which it launches nothing.
 #: Buckets that were not decoded for so many rounds have no such plans: there is more to find out.
-_LONGEST, _LASTS, _SEASONED = 128, 320.0, 64
+_LONGEST, _LASTS, SEASONED = 128, 320.0, 64
 #: A look at what promises less than this part of what is in use lasts no longer than this many steps.
 _COSTLY, _SHORT_LOOK = 0.85, 2
 #: A choice replaces the one in use, or is looked at, if it promises so much more.
@@ -185,7 +185,7 @@ class Chooser:
     def _is_quiet(self, bucket: int, before: Mapping[int, Choice]) -> bool:
         """Whether a bucket that is known goes on with what it was verified with."""
         is_same = before[bucket] == self.plan[bucket] == self._best[bucket]
-        return is_same and self.times.rounds(bucket) >= _SEASONED
+        return is_same and self.times.rounds(bucket) >= SEASONED
 
     def _look(self, bucket: int, rates: Mapping[Choice, float], emitted: Mapping[Choice, float]) -> Choice | None:
         """A choice that may well be better than the one in use, for a period.

@@ -102,6 +102,11 @@ class Choosing:
         if self._auto is not None:
             self._auto.warm_up(tree, acceptance, choices)
 
+    def meanwhile(self) -> None:
+        """The host is about to wait for the step: what comes behind it can be planned."""
+        if self._auto is not None:
+            self._auto.meanwhile()
+
     def end(self) -> None:
         """The worker has launched the batch to its end."""
         if self._auto is not None:

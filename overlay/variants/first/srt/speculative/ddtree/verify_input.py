@@ -54,6 +54,8 @@ class DDTreeVerifyInput(DFlashVerifyInput):
     copies: StepCopies = field(default_factory=StepCopies)
     #: Counts what was accepted, as soon as the device's acceptance is launched.
     count: Callable[[Acceptance], None] | None = None
+    #: What the host has to do anyway, done while the device is busy.
+    meanwhile: Callable[[], None] | None = None
     #: Whether this process writes the trace: one of the tensor-parallel ranks.
     traced: bool = False
     #: For the trace: whether a top-k cap can be shown to have changed nothing, bool [bs].
@@ -99,7 +101,9 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         if page_size == 1:
             table, rows = batch.req_to_token_pool.req_to_token, batch.req_pool_indices
             self.placed = place(slots, acceptance, table, rows, batch.seq_lens)
-        # The device has everything that it can be given; from here on it waits for the host.
+        # The device has everything that it can be given; from here on it waits for the host, once it has done it.
+        if self.meanwhile is not None:
+            self.meanwhile()
         return self._commit(batch, acceptance, report.wait().tolist(), hidden_states, page_size)
 
     def _commit(

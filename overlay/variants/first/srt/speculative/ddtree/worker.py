@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from sglang.srt.managers.schedule_batch import ScheduleBatch
     from sglang.srt.managers.tp_worker import TpModelWorker
     from sglang.srt.server_args import ServerArgs
+    from sglang.srt.speculative.ddtree.tree import Tree
     from sglang.srt.speculative.dflash_info import DFlashDraftInput
 
 
@@ -133,18 +134,8 @@ class DDTreeWorker(DFlashWorker):
         draft_input = batch.spec_info
         self._append_target_hidden_to_draft_kv(batch, draft_input)
         tree = root_tree(getattr(draft_input, BONUS), batch.seq_lens)
-        verify_input = DDTreeVerifyInput(
-            draft_token=tree.tokens.reshape(-1),
-            positions=tree.positions.reshape(-1),
-            draft_token_num=1,
-            tree=tree,
-            targets=self._targets,
-            copies=self._copies,
-            block_size=int(self.block_size),
-            pool=self._moving_pool,
-            on_accepted=None if self.use_compact_draft_cache else self._write_root_kv,
-            traced=self.tp_rank == 0,
-        )
+        on_accepted = None if self.use_compact_draft_cache else self._write_root_kv
+        verify_input = self._verify_input(tree, on_accepted=on_accepted)
         verify_input.prepare_for_verify(batch, self.page_size, build_custom_mask=False)
         # In plain decoding the lengths count the token that goes in. A batch of 0.5.13 may have no sum of them yet.
         prefix = batch.seq_lens, batch.seq_lens_cpu, sum(batch.seq_lens_cpu.tolist())
@@ -228,22 +219,14 @@ class DDTreeWorker(DFlashWorker):
             mask=mask.tails,
         )
         stages.mark(stages.MASK, width=width, shape=shape)
-        verify_input = DDTreeVerifyInput(
-            draft_token=tree.tokens.reshape(-1),
-            positions=tree.positions.reshape(-1),
-            draft_token_num=tree.width,
-            tree=tree,
-            targets=self._targets,
-            copies=self._copies,
-            block_size=block_size,
-            pool=self._moving_pool,
+        verify_input = self._verify_input(
+            tree,
             observe=partial(self._calibration.observe, choices),
             # A windowed draft keeps a table of its own, which SGLang writes with the draft KV.
             on_accepted=None if self.use_compact_draft_cache else self._write_draft_kv,
             count=lambda acceptance: self._choosing.count(tree, acceptance, (log_probs, token_ids)),
             retrieve_next_token=tree.first_child,
             retrieve_next_sibling=tree.next_sibling,
-            traced=self.tp_rank == 0,
             exact=is_exact(tree, log_probs, chain_seed=chain_seed) if is_tracing() else None,
         )
         if slots is None:
@@ -255,6 +238,22 @@ class DDTreeWorker(DFlashWorker):
         batch.spec_info = verify_input
         batch.return_hidden_states = False
         stages.mark(stages.VERIFY)
+
+    def _verify_input(self, tree: Tree, **given: Any) -> DDTreeVerifyInput:
+        """The verify input of a tree, with what all of this worker's have."""
+        return DDTreeVerifyInput(
+            draft_token=tree.tokens.reshape(-1),
+            positions=tree.positions.reshape(-1),
+            draft_token_num=tree.width,
+            tree=tree,
+            targets=self._targets,
+            copies=self._copies,
+            block_size=int(self.block_size),
+            pool=self._moving_pool,
+            meanwhile=self._choosing.meanwhile,
+            traced=self.tp_rank == 0,
+            **given,
+        )
 
     def _write_draft_kv(self, batch: ScheduleBatch, acceptance: Acceptance, hidden_states: torch.Tensor) -> None:
         """Launch the draft KV of the accepted tokens while the host does not know yet how many they are.
