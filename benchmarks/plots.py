@@ -81,6 +81,8 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
     """Tokens per second beside DFLASH's over the budget, a line for each concurrency; dashed: what is accepted."""
     by_cell = cells(result)
     sizes = sorted({size for _, size in by_cell})
+    # A place each: what lies beside each other, as 15 and 16, is to be told apart.
+    places = {budget: place for place, (budget, _) in enumerate(fixed(result))}
     shades = mpl.colormaps["viridis"]
     for number, size in enumerate(sizes):
         rows = [(budget, by_cell[name, size]) for budget, name in fixed(result) if (name, size) in by_cell]
@@ -88,7 +90,7 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
         if not rows:
             continue
         colour = shades(0.9 * number / max(len(sizes) - 1, 1))
-        x = [budget + 1 for budget, _ in rows]
+        x = [places[budget] for budget, _ in rows]
         y = [row["to_dflash"]["pooled"] for _, row in rows]
         low = [max(row["to_dflash"]["pooled"] - row["to_dflash"]["min"], 0) for _, row in rows]
         high = [max(row["to_dflash"]["max"] - row["to_dflash"]["pooled"], 0) for _, row in rows]
@@ -97,20 +99,12 @@ def budgets(axes: Axes, result: dict[str, Any]) -> None:
             accepted = [row["accept_ratio"] for _, row in rows]
             axes.plot(x, accepted, color=colour, ls="--", lw=1, label=f"{size}, accept length")
     axes.axhline(1, color=COLOURS["DFLASH"], lw=1)
-    axes.set_xscale("log", base=2)  # of rows: a budget of 0 has no place on it
-    ticks = [budget for budget, _ in fixed(result)]
-    axes.set_xticks([tick + 1 for tick in ticks], names_of(ticks), fontsize=7)
-    axes.minorticks_off()
+    axes.set_xticks(list(places.values()), [str(budget) for budget in places])
     axes.set_xlabel("budget (draft nodes a tree)", loc="left")
     axes.set_ylabel("x DFLASH at the same concurrency")
     axes.set_title("Decoding speed by budget; all rounds, and their range", loc="left", fontsize=10)
     if axes.get_legend_handles_labels()[0]:
         axes.legend(title="concurrency", fontsize=7, title_fontsize=7, ncols=2)
-
-
-def names_of(ticks: list[int]) -> list[str]:
-    """Of ascending ticks; none where two would lie one on the other."""
-    return ["" if at and tick < 1.15 * ticks[at - 1] else str(tick) for at, tick in enumerate(ticks)]
 
 
 def concurrency(axes: Axes, result: dict[str, Any]) -> None:

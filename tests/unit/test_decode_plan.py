@@ -108,6 +108,8 @@ def test_the_guess_is_no_shorter_than_what_was_measured(options: argparse.Namesp
     file = Path(__file__).resolve().parents[2] / f"benchmarks/results/{release}-8b.json"
     result = json.loads(file.read_text())
     options.concurrency, options.seconds, options.prompt_tokens = "1,2,4,8,16,32,48", 0.8, 192
+    given = result["command"].split()
+    options.singles = int(given[given.index("--singles") + 1])
     plan = decode_plan.Plan(options)
     first = [entry for entry in result["measurements"] if entry["round"] == 0]
     took = result["phases"]["round 1 of 5"] - result["phases"]["warmed up"]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import sys
 from pathlib import Path
@@ -56,18 +55,18 @@ def test_three_pictures_are_drawn(tmp_path: Path, result: Any) -> None:
         assert len(picture) > 8000
 
 
-def test_every_budget_has_a_place_of_its_own_between_the_edges() -> None:
-    """0, which drafts nothing, too: it has no logarithm."""
+def test_every_budget_has_a_place_and_a_name() -> None:
+    """Neighbours, too; whatever a line lacks, its points lie above their names."""
+    result = whole()
     figure, axes = plt.subplots()
-    plots.budgets(axes, whole())
-    left, right = (edge for edge in axes.transData.inverted().transform(axes.bbox)[:, 0])
-    places = axes.transData.transform([(tick, 1.0) for tick in axes.get_xticks()])[:, 0]
+    plots.budgets(axes, result)
+    names = {place: label.get_text() for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
+    lines = [line for line in axes.get_lines() if line.get_marker() == "o"]
     plt.close(figure)
-    assert len(places) == 11
-    assert all(b - a > (places[-1] - places[0]) / 120 for a, b in itertools.pairwise(places))
-    assert 0 < left < right
-
-
-def test_names_of_budgets_do_not_lie_on_each_other() -> None:
-    """15 and 16 are nearly one place."""
-    assert plots.names_of([2, 8, 15, 16, 32]) == ["2", "8", "15", "", "32"]
+    assert list(names.values()) == [str(budget) for budget, _ in plots.fixed(result)]
+    found = [(names[x], y) for line in lines for x, y in zip(*line.get_data(), strict=True)]
+    assert sorted(found) == sorted(
+        (row["arm"].removeprefix("DDTREE "), row["to_dflash"]["pooled"])
+        for row in result["figures"]["cells"]
+        if row["arm"].removeprefix("DDTREE ").isdecimal()
+    )
