@@ -200,7 +200,7 @@ def beside(measured: dict[tuple[int, str], Rounds], concurrency: int, name: str)
 def autos(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """`auto` beside the best arm and beside DFLASH at every concurrency."""
     found, measured = [], by_cell(measurements)
-    for concurrency, name in measured:
+    for concurrency, name in sorted(measured, key=lambda cell: cell[0]):
         if not name.startswith("DDTREE auto"):
             continue
         own, known = measured[concurrency, name], beside(measured, concurrency, name)

@@ -83,6 +83,12 @@ def test_where_least_is_known_comes_first() -> None:
     assert list(decode_contenders.contenders(cells, found, controlled=False)) == [16, 4, 32, 1]
 
 
+def test_rows_are_by_concurrency_whichever_was_measured_first() -> None:
+    """A first round may lack a cell."""
+    found = [measured(at, arm, 100, size) for at, size in enumerate((48, 1, 16)) for arm in ("DFLASH", "DDTREE auto")]
+    assert [row["concurrency"] for row in decode_figures.autos(found)] == [1, 16, 48]
+
+
 def test_a_ratio_has_the_standard_error_of_its_rounds() -> None:
     """Of the logarithm of the ratio in a round, times the ratio; from one round there is none."""
     speeds = {"DDTREE auto": [90.0, 100.0, 110.0], "DDTREE 64": [100.0] * 3, "DFLASH": [50.0, 60.0, 70.0]}
