@@ -101,7 +101,7 @@ class DDTreeVerifyInput(DFlashVerifyInput):
         if page_size == 1:
             table, rows = batch.req_to_token_pool.req_to_token, batch.req_pool_indices
             self.placed = place(slots, acceptance, table, rows, batch.seq_lens)
-        # The device has everything that it can be given; from here on it waits for the host, once it has done it.
+        # The device has everything that it can be given; once it is through, it waits for the host.
         if self.meanwhile is not None:
             self.meanwhile()
         return self._commit(batch, acceptance, report.wait().tolist(), hidden_states, page_size)
