@@ -43,8 +43,9 @@ def contend(run: Run, started: Started, arms: list[Arm], block: int) -> None:
         cells = cells_of(run, alive(started, arms), block)
         chosen = contenders(cells, found, controlled=run.options.without_calibration)
         asked = {size: several for size, several in chosen.items() if done[size] < run.options.contenders}
-        fits = (size for size, several in asked.items() if cost(run, size, several) < run.left() - CLOSING)
-        size = next(fits, None)
+        left = run.left() - CLOSING
+        costs = {size: run.plan.total([(size, arm) for arm in several]) for size, several in asked.items()}
+        size = next((size for size, seconds in costs.items() if seconds < left), None)
         if size is None:
             break
         number = run.options.rounds + done[size]
@@ -56,11 +57,6 @@ def contend(run: Run, started: Started, arms: list[Arm], block: int) -> None:
     if run.options.contenders:
         counts = ", ".join(f"{done[size]} at {size}" for size in sorted(done)) or "none"
         run.phase(f"contender rounds: {counts}; of {run.options.contenders} each{' (no time for more)' * bool(asked)}")
-
-
-def cost(run: Run, size: int, arms: list[Arm]) -> float:
-    """Seconds of a round of these arms."""
-    return run.plan.total([(size, arm) for arm in arms])
 
 
 def contenders(cells: list[Cell], measurements: list[dict[str, Any]], *, controlled: bool) -> dict[int, list[Arm]]:
@@ -75,13 +71,12 @@ def contenders(cells: list[Cell], measurements: list[dict[str, Any]], *, control
         size, name, error = row["concurrency"], row["arm"], row["to_best_error"]
         if (size, name) not in served:
             continue
-        own, near = measured[size, name], set()
-        for arm, ratio in decode_figures.beside(measured, size, name).items():
-            doubt = decode_figures.error(ratio, decode_figures.by_round("tok_s", own, measured[size, arm]).values())
-            least = ratio * NEAR if doubt is None else max(ratio * NEAR, ratio - SURELY * doubt)
-            if least <= row["to_best"]:
-                near.add(arm)
-        kept.setdefault(size, set()).update({name, *near})
+        ratios = decode_figures.beside(measured, size, name)
+        near = {arm for arm, ratio in ratios.items() if ratio * NEAR <= row["to_best"]}
+        doubts = {arm: decode_figures.ratio_error("tok_s", measured[size, name], measured[size, arm]) for arm in near}
+        sure = {arm: SURELY * doubt for arm, doubt in doubts.items() if doubt is not None}
+        behind = {arm for arm, doubt in sure.items() if ratios[arm] - doubt > row["to_best"]}
+        kept.setdefault(size, set()).update({name, *(near - behind)})
         unknown[size] = max(unknown.get(size, 0.0), math.inf if error is None else error)
     arms = {}
     for size in sorted(kept, key=lambda size: -unknown[size]):

@@ -149,6 +149,11 @@ def ratio(figure: str, mine: Rounds, other: Rounds) -> float | None:
     return pooled(mine, both)[figure] / pooled(other, both)[figure] if both else None
 
 
+def ratio_error(figure: str, mine: Rounds, other: Rounds) -> float | None:
+    """The standard error of `ratio`."""
+    return error(ratio(figure, mine, other), by_round(figure, mine, other).values())
+
+
 def cells(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row for every concurrency and arm that was measured."""
     rows, found = [], by_cell(measurements)
@@ -208,7 +213,6 @@ def autos(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
             continue
         best = min(known, key=lambda arm: known[arm])
         logs = by_round("tok_s", own, measured[concurrency, best]).values()
-        control = by_round("tok_s", own, measured.get((concurrency, "DFLASH"), {})).values()
         found.append(
             {
                 "concurrency": concurrency,
@@ -220,7 +224,7 @@ def autos(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
                 "to_best_median": math.exp(statistics.median(logs)),
                 "to_best_rounds": len(logs),
                 "to_dflash": known.get("DFLASH"),
-                "to_dflash_error": error(known.get("DFLASH"), control),
+                "to_dflash_error": ratio_error("tok_s", own, measured.get((concurrency, "DFLASH"), {})),
                 "chosen": choices(own),
             }
         )
@@ -251,12 +255,11 @@ def calibrations(measurements: list[dict[str, Any]]) -> list[dict[str, Any]]:
         chains = [measured.get((concurrency, f"{CHAIN}{end}"), {}) for end in ("", UNCALIBRATED)]
         speed, logs = ratio("tok_s", own, control), by_round("tok_s", own, control)
         processes, process_logs = ratio("tok_s", *chains), by_round("tok_s", *chains)
-        accept = ratio("accept", own, control)
         if speed is None:
             continue
         row = {"concurrency": concurrency, "arm": name, "rounds": len(logs)}
         row |= {"tok_s": speed, "tok_s_error": error(speed, logs.values())}
-        row |= {"accept": accept, "accept_error": error(accept, by_round("accept", own, control).values())}
+        row |= {"accept": ratio("accept", own, control), "accept_error": ratio_error("accept", own, control)}
         row |= {"processes": processes, "processes_error": error(processes, process_logs.values())}
         row["alike"] = alike = speed / processes if processes else None
         both = logs.keys() & process_logs.keys()

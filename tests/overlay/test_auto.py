@@ -153,10 +153,10 @@ def test_a_plan_for_long_goes_on_where_the_batch_is_well_known() -> None:
         while engine.chooser.period <= 2 * PERIOD or engine._left <= 2 * PERIOD:
             step(engine, 2, accepts=BLOCK - 1, seconds=0.008)
     told.clear()
-    left, shortest = engine._left, min(PERIOD, engine._begun[8])
+    left = engine._left
     for number in range(left):
         assert engine._left == left - number
-        step(engine, (8, 2)[number // shortest % 2], accepts=BLOCK - 1, seconds=0.008)
+        step(engine, (8, 2)[number // PERIOD % 2], accepts=BLOCK - 1, seconds=0.008)
     assert len(told) == PERIOD
 
 

@@ -61,8 +61,10 @@ def test_every_budget_has_a_place_and_a_name() -> None:
     figure, axes = plt.subplots()
     plots.budgets(axes, result)
     names = {place: label.get_text() for place, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)}
+    left, right = axes.get_xlim()
     lines = [line for line in axes.get_lines() if line.get_marker() == "o"]
     plt.close(figure)
+    assert left < min(names) <= max(names) < right
     assert list(names.values()) == [str(budget) for budget, _ in plots.fixed(result)]
     found = [(names[x], y) for line in lines for x, y in zip(*line.get_data(), strict=True)]
     assert sorted(found) == sorted(
