@@ -271,12 +271,13 @@ def test_only_captured_widths_are_chosen() -> None:
 
 
 def test_ranks_that_adopt_a_plan_choose_the_same() -> None:
-    """A plan travels as one small integer a bucket."""
+    """A plan travels as two small integers a bucket."""
     here = world(staircase, noise=0.2)
     other = Chooser(CHOICES, BUCKETS, chain_width=BLOCK)
     for batch_size in (1, 8, 48):
         here.decode(CODE, batch_size, steps=80)
         other.adopt(here.chooser.encoded())
+        assert (other.period, other.lasts) == (here.chooser.period, here.chooser.lasts)
         assert [other.choose(b) for b in range(1, 60)] == [here.chooser.choose(b) for b in range(1, 60)]
 
 

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from sglang.srt.speculative.ddtree.choice import PERIOD, SEASONED, Chooser, Step
+from sglang.srt.speculative.ddtree.choice import PERIOD, Chooser, Step
 from sglang.srt.speculative.ddtree.round_times import Choice
 
 
@@ -48,7 +47,6 @@ class Auto:
         self._steps = 0
         self._running: tuple[int, Choice] | None = None
         self._bucket = 0  # of no batch yet
-        self._begun: Counter[int] = Counter()  # steps by bucket
         self._is_planned = False
         self._widths = chooser.rates.widths
 
@@ -58,10 +56,7 @@ class Auto:
         choice = self.chooser.plan[bucket]
         self._running, self._is_planned = (batch_size, choice), False
         if bucket != self._bucket:
-            self._bucket = bucket
-            if self._begun[bucket] < SEASONED:  # all ranks count alike
-                self._left = min(self._left, PERIOD)  # nobody knew this batch when the plan was made to last
-        self._begun[bucket] += 1
+            self._bucket, self._left = bucket, min(self._left, self.chooser.lasts[bucket])
         if self._observer is not None and self._is_observed:
             self._observer.begin()
         return choice

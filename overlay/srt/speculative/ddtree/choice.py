@@ -85,6 +85,9 @@ class Chooser:
         #: What is used when nothing is being looked at, by bucket.
         self._best = {bucket: self._start(bucket) for bucket in self.times.buckets}
         self.plan = dict(self._best)
+        #: Steps that a plan for long goes on for at most once the batch changes to a bucket: few where nobody knows it,
+        #: and where steps take long fewer than the plan was made for.
+        self.lasts = dict.fromkeys(self.times.buckets, PERIOD)
         #: Steps that the plan holds for, those of plans without a costly look, and those of the last one that changed
         #: nothing.
         self.period = self._usual_period = _FIRST_PERIOD
@@ -142,9 +145,10 @@ class Chooser:
         if any(best[known] != self._best[known] for known in running):
             self._quiet_period = PERIOD
         elif self.period == PERIOD and running and all(self._is_quiet(known, before) for known in running):
-            took = max(self.times.expected(known, self._best[known]) for known in running)
-            longest = max(PERIOD, min(_LONGEST, int(_LASTS / took)))
+            longest = min(map(self._longest, running))
             self.period = self._quiet_period = min(2 * self._quiet_period, longest)
+        if self.period > PERIOD:  # no change of the batch cuts a shorter one
+            self.lasts = {known: self._longest(known) for known in self.times.buckets}
         self._active.clear()
 
     def best(self, bucket: int) -> Choice:
@@ -156,13 +160,21 @@ class Chooser:
         return [(c, self.rates.emitted(*c), self.times.expected(bucket, c)) for c in self._allowed[bucket]]
 
     def encoded(self) -> list[int]:
-        """The plan: the steps that it holds for, then an index of `choices` for every bucket."""
-        return [self.period, *(self.choices.index(self.plan[bucket]) for bucket in self.times.buckets)]
+        """The plan: the steps that it holds for, then for every bucket an index of `choices`, and `lasts`."""
+        buckets = self.times.buckets
+        return [
+            self.period,
+            *(self.choices.index(self.plan[bucket]) for bucket in buckets),
+            *(self.lasts[bucket] for bucket in buckets),
+        ]
 
     def adopt(self, encoded: Sequence[int]) -> None:
         """Take over a plan that another rank made."""
-        self.period, *indices = encoded
-        self.plan = {bucket: self.choices[i] for bucket, i in zip(self.times.buckets, indices, strict=True)}
+        buckets = self.times.buckets
+        self.period, *told = encoded
+        indices, lasts = told[: len(buckets)], told[len(buckets) :]
+        self.plan = {bucket: self.choices[i] for bucket, i in zip(buckets, indices, strict=True)}
+        self.lasts = dict(zip(buckets, lasts, strict=True))
 
     def _start(self, bucket: int) -> Choice:
         """Before anything is known: the widest tree that is no wider than the chain, which costs what DFLASH costs."""
@@ -186,6 +198,13 @@ class Chooser:
         """Whether a bucket that is known goes on with what it was verified with."""
         is_same = before[bucket] == self.plan[bucket] == self._best[bucket]
         return is_same and self.times.rounds(bucket) >= SEASONED
+
+    def _longest(self, bucket: int) -> int:
+        """Steps of a bucket that a plan may hold for."""
+        if self.times.rounds(bucket) < SEASONED:
+            return PERIOD
+        took = self.times.expected(bucket, self._best[bucket])
+        return max(PERIOD, min(_LONGEST, int(_LASTS / took)))
 
     def _look(self, bucket: int, rates: Mapping[Choice, float], emitted: Mapping[Choice, float]) -> Choice | None:
         """A choice that may well be better than the one in use, for a period.
