@@ -237,6 +237,18 @@ def test_rounds_shorter_than_their_graphs_show_that_start_up_was_disturbed() -> 
     assert times.least(16, WIDE) == pytest.approx(40.0)
 
 
+def test_a_batch_that_never_stays_shows_it_as_well() -> None:
+    """Three rounds at a time, as often as it takes; one that takes its time begins the count anew."""
+    times = RoundTimes((8,), {(8, choice): 40.0 for choice in (USED, WIDE)})
+    for _ in range(3):
+        times.observe(8, USED, [(36.0, None)] * 3)
+        for _ in range(5):
+            times.observe(8, USED, [(10.0, None)] * 3)
+        assert times.least(8, WIDE) == pytest.approx(40.0)
+    times.observe(8, USED, [(10.0, None)] * 3)
+    assert times.least(8, WIDE) < 20.0
+
+
 def test_a_graph_takes_what_its_fastest_replay_took(monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that stalls while it launches makes a small graph seem to take eight times as long."""
     clock = itertools.accumulate([0.0, 1.0, 0.9, 1.2, 0.0, 5.0, 5.0, 5.0])

@@ -65,7 +65,7 @@ class BucketTimes:
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=_LOOKS))
     #: Rounds so far, of all choices.
     rounds: int = 0
-    #: How many times running rounds took less than they can by what start-up says.
+    #: How many rounds running took less than they can by what start-up says.
     quicker: int = 0
 
     def use(self, seen: Look) -> None:

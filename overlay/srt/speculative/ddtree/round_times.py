@@ -27,9 +27,9 @@ _FAR = 1.25
 #: So few first rounds may have been disturbed: a compiler, caches, the end of a prefill. They may have taken so many
 #: times too long.
 _FIRST, _TOO_LONG = 6, 1.15
-#: What rounds take, times this, is no less than what their graphs took at start-up unless that was disturbed; so many
-#: times running a clock that scatters does not say otherwise. On an H200 it was 1.02 at least without a factor.
-_QUICKER, _OFTEN = 1.25, 3
+#: What rounds take, times this, is no less than what their graphs took at start-up unless that was disturbed; for so
+#: many rounds running a clock that scatters does not say otherwise. On an H200 it was 1.02 at least without a factor.
+_QUICKER, _QUICK_ROUNDS = 1.25, 18
 #: A gap as long as so many steps belongs to no round.
 _IDLE = 10
 #: Relative doubt about a choice that was measured for a few rounds only: it may be so much better than it seems, and is
@@ -118,9 +118,9 @@ class RoundTimes:
                 choice, took, self._start_up, times={choice: ChoiceTime(took, 0, _FEW, 0)}
             )
         here.rounds += rounds
-        if here.start_up and rounds >= _FIRST:
-            here.quicker = here.quicker + 1 if took * _QUICKER < here.start_up.known(bucket, choice) else 0
-            if here.quicker == _OFTEN:
+        if here.start_up:
+            here.quicker = here.quicker + rounds if took * _QUICKER < here.start_up.known(bucket, choice) else 0
+            if here.quicker >= _QUICK_ROUNDS:
                 here.disbelieve()
         if choice == here.used:
             here.is_settled = _are_alike(here.took, took)
