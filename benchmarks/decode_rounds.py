@@ -153,35 +153,36 @@ def observed(
 ) -> tuple[dict[str, Any] | None, Counter[str]]:
     """A measurement of a round; of `auto` also how often it took which choice, where the server counts its steps.
 
+    Every server is asked what it counted, before and behind each measurement: what that does to caches and to its
+    interpreter is to meet all arms.
+
     One without a whole step is made again, once and if there is time: where the host stalls, the time can be over
     before all requests run. One whose steps had another budget is none: an engine whose memory held no graph of the
     arm's for so many requests takes what it was configured with, and says nothing.
     """
     known = list(run.result["dropped"])
-    counts = arm.is_auto or (arm.budget is not None and (size, arm.name) not in run.served)
-    asked: dict[str, Any] = {"size": size, "prompts": prompts, "share": 1 / groups, "counts": counts}
+    asked: dict[str, Any] = {"size": size, "prompts": prompts, "share": 1 / groups}
     found, steps = measured(run, started, arm, **asked)
     if not found and run.left() > CLOSING + run.plan.cost(size, arm):
         run.result["dropped"] = known
         found, steps = measured(run, started, arm, **asked)
-    if arm.is_auto or not found or not steps:
-        return found, steps if arm.is_auto else Counter()
+    if arm.is_auto:
+        return found, steps
+    if arm.budget is None or not found or not steps:
+        return found, Counter()
     own = "none" if arm.budget == 0 else str(arm.budget)
     if 2 * steps[own] < steps.total():
         taken = steps.most_common(1)[0][0]
         run.drop(f"{arm.name} at concurrency {size}: its engine has no graph of it, and took {taken}")
         return None, Counter()
-    run.served.add((size, arm.name))
     return found, Counter()
 
 
 def measured(
-    run: Run, started: Started, arm: Arm, *, size: int, prompts: int, share: float, counts: bool
+    run: Run, started: Started, arm: Arm, *, size: int, prompts: int, share: float
 ) -> tuple[dict[str, Any] | None, Counter[str]]:
     """A measurement, and the steps that its engine took meanwhile by what they were drafted with."""
     engine = started.engines[arm.engine]
-    if not counts:
-        return run.measure(started, arm, size, prompts, share), Counter()
     before = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {})
     found = run.measure(started, arm, size, prompts, share)
     return found, Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {}) - before

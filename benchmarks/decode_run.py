@@ -36,8 +36,6 @@ class Run:
         self.prompts = [p[: options.prompt_tokens] for p in json.loads((options.pair / "prompts.json").read_text())]
         self.count = 0
         self.plan = Plan(options)
-        #: Concurrencies and arms of which an engine's counts have said that it steps as the arm asks.
-        self.served: set[tuple[int, str]] = set()
         self.result: dict[str, Any] = {
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
             "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),

@@ -192,6 +192,22 @@ def test_who_waits_for_the_device_plans_meanwhile() -> None:
     assert engine.chooser.best(2).width <= 4
 
 
+def test_a_report_that_fails_leaves_no_rank_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others have the plan by then."""
+    told: list[list[int]] = []
+    monkeypatch.setattr(torch.distributed, "broadcast", lambda plan, **_: told.append(plan.tolist()))
+
+    def report(_: list[Step]) -> None:
+        raise OSError(28, "no space left on device")
+
+    engine = auto(SimpleNamespace(rank_in_group=0, world_size=2, first_rank=0, cpu_group=None), report)
+    while engine._left > 1:
+        step(engine, 2, accepts=3)
+    with pytest.raises(OSError, match="no space"):
+        step(engine, 2, accepts=3)
+    assert told == [engine.chooser.encoded()]
+
+
 def test_no_plan_is_for_long_while_nothing_of_the_batch_has_arrived() -> None:
     """What is observed comes a period late: of the batch before, which is as quiet as can be."""
     engine = auto()

@@ -55,10 +55,12 @@ class Engine:
     def __init__(self, folder: Path, name: str, cost: float) -> None:
         self.name, self.cost, self.stages = name, cost, folder / f"{name}.stages"
         self.asked: list[dict[str, Any]] = []
+        self.informed = 0
         self.lives = 10_000
 
     def ask(self, request: dict[str, Any], _seconds: float) -> dict[str, Any]:
         if "info" in request:
+            self.informed += 1
             return {"ddtree_steps": {"15": len(self.asked)}}
         self.lives -= 1
         if self.lives < 0:
@@ -314,7 +316,17 @@ def test_steps_of_another_budget_are_no_measurement(tmp_path: Path) -> None:
         found, _ = decode_rounds.observed(run, started, arm, size=4, prompts=0, groups=1)
         assert bool(found) == is_found
     assert run.result["dropped"] == ["DDTREE 64 at concurrency 4: its engine has no graph of it, and took 15"]
-    assert run.served == {(4, "DDTREE 15")}
+
+
+def test_every_server_is_asked_alike(tmp_path: Path) -> None:
+    """What being asked costs a server is in no arm's figures alone."""
+    run, started = run_of(tmp_path), Started(tmp_path)
+    for number in (1, 2):
+        for arm in ARMS:
+            engine = started.engines[arm.engine]
+            before = engine.informed
+            decode_rounds.observed(run, started, arm, size=4, prompts=0, groups=1)
+            assert engine.informed == before + 2, (arm.name, number)
 
 
 def test_what_settling_lacks_is_not_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -124,13 +124,14 @@ class Auto:
         return self._left <= PERIOD
 
     def _plan(self) -> None:
+        steps: list[Step] = []
         if self._observer is not None:
             steps = self._observer.collect()
             self.chooser.observe(steps)
             self.chooser.replan(self._bucket)
-            if self._tell is not None:
-                self._tell(steps)
         if self._group.world_size > 1:
             plan = torch.tensor(self.chooser.encoded(), dtype=torch.int64)
             torch.distributed.broadcast(plan, src=self._group.first_rank, group=self._group.cpu_group)
             self.chooser.adopt(plan.tolist())
+        if self._observer is not None and self._tell is not None:
+            self._tell(steps)  # last: a report that fails leaves no rank waiting
