@@ -23,6 +23,7 @@ is invented.
     phases    a tiny model, and a host that is up to 1.8 times as slow for some tenths of a second to some seconds
     slower    the first generation's host with an 8B model, up to 1.2 times as slow for as long
     behind    a small model and overlap: the host needs 2 ms for a round, and the device waits for it
+    unsteady  a small model without overlap, phases of up to 1.6, and steps that scatter by 12 %
     shared    the first generation's host; start-up timed graphs while other engines used the GPU
     blind     no start-up measurement
 
@@ -76,6 +77,18 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
         "slower": (server(made_up.host_bound, phases=1.2), prose),
         "behind": (
             server(made_up.waiting, made_up.small_graphs, gap=0.05, host=2.0, choices=(*texts.CHOICES, texts.NONE)),
+            texts.HARD,
+        ),
+        "unsteady": (
+            server(
+                made_up.unsteady,
+                made_up.small_graphs,
+                phases=1.6,
+                noise=0.12,
+                drift=0.1,
+                outliers=0.03,
+                choices=(*texts.CHOICES, texts.NONE),
+            ),
             texts.HARD,
         ),
         "shared": (server(made_up.host_bound, made_up.shared_graphs), prose),

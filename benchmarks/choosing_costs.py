@@ -118,6 +118,12 @@ def small_graphs(batch_size: int, choice: Choice) -> float:
     return 0.2 + 2.3e-4 * batch_size * choice.width + (0.0 if choice == NONE else 0.1 + 0.002 * batch_size)
 
 
+def unsteady(batch_size: int, choice: Choice) -> float:
+    """The first generation's host with 16 million parameters: it hides what all but the widest graphs take."""
+    host = (1.9 if choice == NONE else 2.9) + 0.012 * batch_size
+    return max(host, 1.2 + small_graphs(batch_size, choice))
+
+
 def shared_graphs(batch_size: int, choice: Choice) -> float:
     """Milliseconds that graphs seem to take while other engines use the GPU: two to five times as long, by chance."""
     return graphs(batch_size, choice) * random.Random(f"{batch_size} {choice}").uniform(2, 5)  # noqa: S311  (no secret)
