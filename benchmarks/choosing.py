@@ -24,6 +24,8 @@ is invented.
     slower    the first generation's host with an 8B model, up to 1.2 times as slow for as long
     behind    a small model and overlap: the host needs 2 ms for a round, and the device waits for it
     unsteady  a small model without overlap, phases of up to 1.6, and steps that scatter by 12 %
+    apart     phases of up to 1.9 of a host, and a small model's graphs, which these do not make longer: the best choice
+              is another one in each, and figures are parts of the best in each phase
     shared    the first generation's host; start-up timed graphs while other engines used the GPU
     blind     no start-up measurement
 
@@ -87,6 +89,18 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
                 noise=0.12,
                 drift=0.1,
                 outliers=0.03,
+                choices=(*texts.CHOICES, texts.NONE),
+            ),
+            texts.HARD,
+        ),
+        "apart": (
+            server(
+                made_up.beside_graphs,
+                made_up.three_small_graphs,
+                device=made_up.least_of_device,
+                phases=1.9,
+                gap=0.05,
+                fits=lambda *_: True,
                 choices=(*texts.CHOICES, texts.NONE),
             ),
             texts.HARD,

@@ -124,6 +124,21 @@ def unsteady(batch_size: int, choice: Choice) -> float:
     return max(host, 1.2 + small_graphs(batch_size, choice))
 
 
+def beside_graphs(batch_size: int, choice: Choice) -> float:
+    """A host beside the graphs of 45 million parameters."""
+    return (1.6 if choice == NONE else 2.3) + 0.012 * batch_size
+
+
+def three_small_graphs(batch_size: int, choice: Choice) -> float:
+    """Milliseconds of the graphs of three times as many parameters."""
+    return 3.0 * small_graphs(batch_size, choice)
+
+
+def least_of_device(batch_size: int, choice: Choice) -> float:
+    """Those, and what else the device does in a step."""
+    return 0.6 + three_small_graphs(batch_size, choice)
+
+
 def shared_graphs(batch_size: int, choice: Choice) -> float:
     """Milliseconds that graphs seem to take while other engines use the GPU: two to five times as long, by chance."""
     return graphs(batch_size, choice) * random.Random(f"{batch_size} {choice}").uniform(2, 5)  # noqa: S311  (no secret)

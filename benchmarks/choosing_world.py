@@ -66,6 +66,7 @@ class World:
         drift: Relative spread of a slow change of all times, of some hundred steps.
         phases: The slowest that the host gets for a while, as a multiple of its best: it changes at random, for
             `_PHASE` milliseconds, and all choices take so much longer.
+        device: What a step takes at least, however fast the host is: no phase makes that longer.
         first: How much longer the first three steps of every choice take.
         gap: Milliseconds between two steps.
         host: Milliseconds that the host needs for a round: as long as a step and the gap behind it take together at
@@ -83,6 +84,7 @@ class World:
     stalls: float = 0.0
     drift: float = 0.05
     phases: float = 1.0
+    device: Cost | None = None
     first: float = 1.3
     gap: float = 0.5
     host: float = 0.0
@@ -109,7 +111,7 @@ class World:
         """The best that any one choice gets: tokens per millisecond, and which."""
         size = bucket_of(batch_size)
         return max(
-            (batch_size * emitted(text, choice) / self._round(self.cost(size, choice)), choice)
+            (batch_size * emitted(text, choice) / self._round(self._cost(size, choice)), choice)
             for choice in self.choices
             if self.fits(choice.width, size)
         )
@@ -121,6 +123,8 @@ class World:
         best = self.best(text, batch_size)[0]
         while left > 0 or self.milliseconds < end:
             before = self.milliseconds
+            if self.device is not None:  # what is best depends on the phase
+                best = self.best(text, batch_size)[0]
             self._step(text, batch_size)
             self.best_tokens += best * (self.milliseconds - before)
             left -= 1
@@ -132,7 +136,7 @@ class World:
         choice = self._auto.begin(batch_size)
         grown = self._auto.grown_width(choice)
         self._ran[choice] += 1
-        took = self.cost(bucket_of(batch_size), choice) * (self.first if self._ran[choice] <= 3 else 1.0)
+        took = self._cost(bucket_of(batch_size), choice) * (self.first if self._ran[choice] <= 3 else 1.0)
         self._level = 0.99 * self._level + self._random.gauss(0.0, 0.14 * self.drift)
         scatter = (1.0 + self._level) * math.exp(self._random.gauss(0.0, self.noise))
         longer = self._stall() * self._slow()
@@ -150,6 +154,11 @@ class World:
         self.milliseconds += self._round(took)
         self.history.append(choice)
         self._places[1] += 1
+
+    def _cost(self, size: int, choice: Choice) -> float:
+        """Milliseconds of a step in the phase that the host is in, over how much longer everything takes in it."""
+        took = self.cost(size, choice)
+        return took if self.device is None else max(took, self.device(size, choice) / self._phase)
 
     def _round(self, step: float) -> float:
         """Milliseconds from the beginning of a step to that of the next one."""
