@@ -60,6 +60,7 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
         return lambda seed: World(cost, prior=known, seed=seed, **kwargs)
 
     code, prose = texts.CODE, texts.PROSE
+    plain_too = (*texts.CHOICES, texts.NONE)
     return {
         "host": (server(made_up.host_bound), prose),
         "noisy": (server(made_up.host_bound, noise=0.1, drift=0.1, outliers=0.03), prose),
@@ -67,18 +68,18 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
         "compute": (server(made_up.compute_bound), prose),
         "hidden": (server(made_up.hidden, lambda size, choice: 0.3 * made_up.graphs(size, choice)), code),
         "stairs": (server(made_up.staircase, lambda size, choice: made_up.staircase(size, choice) - 0.5), code),
-        "bluff": (server(made_up.host_bound, choices=(*texts.CHOICES, texts.NONE)), texts.BLUFF),
+        "bluff": (server(made_up.host_bound, choices=plain_too), texts.BLUFF),
         "crowded": (
-            server(made_up.overlapped, made_up.overlapped_graphs, choices=(*texts.CHOICES, texts.NONE)),
+            server(made_up.overlapped, made_up.overlapped_graphs, choices=plain_too),
             prose,
         ),
         "phases": (
-            server(made_up.tiny, made_up.tiny_graphs, phases=1.8, choices=(*texts.CHOICES, texts.NONE)),
+            server(made_up.tiny, made_up.tiny_graphs, phases=1.8, choices=plain_too),
             texts.HARD,
         ),
         "slower": (server(made_up.host_bound, phases=1.2), prose),
         "behind": (
-            server(made_up.waiting, made_up.small_graphs, gap=0.05, host=2.0, choices=(*texts.CHOICES, texts.NONE)),
+            server(made_up.waiting, made_up.small_graphs, gap=0.05, host=2.0, choices=plain_too),
             texts.HARD,
         ),
         "unsteady": (
@@ -89,7 +90,7 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
                 noise=0.12,
                 drift=0.1,
                 outliers=0.03,
-                choices=(*texts.CHOICES, texts.NONE),
+                choices=plain_too,
             ),
             texts.HARD,
         ),
@@ -101,7 +102,7 @@ def regimes() -> dict[str, tuple[Callable[..., Any], Any]]:
                 phases=1.9,
                 gap=0.05,
                 fits=lambda *_: True,
-                choices=(*texts.CHOICES, texts.NONE),
+                choices=plain_too,
             ),
             texts.HARD,
         ),

@@ -123,9 +123,9 @@ class World:
         best = self.best(text, batch_size)[0]
         while left > 0 or self.milliseconds < end:
             before = self.milliseconds
-            if self.device is not None:  # what is best depends on the phase
-                best = self.best(text, batch_size)[0]
             self._step(text, batch_size)
+            if self.device is not None:  # what is best depends on the phase that the step was in
+                best = self.best(text, batch_size)[0]
             self.best_tokens += best * (self.milliseconds - before)
             left -= 1
         return (self.tokens - begin[0]) / (self.best_tokens - begin[1])
@@ -136,10 +136,10 @@ class World:
         choice = self._auto.begin(batch_size)
         grown = self._auto.grown_width(choice)
         self._ran[choice] += 1
-        took = self._cost(bucket_of(batch_size), choice) * (self.first if self._ran[choice] <= 3 else 1.0)
         self._level = 0.99 * self._level + self._random.gauss(0.0, 0.14 * self.drift)
         scatter = (1.0 + self._level) * math.exp(self._random.gauss(0.0, self.noise))
         longer = self._stall() * self._slow()
+        took = self._cost(bucket_of(batch_size), choice) * (self.first if self._ran[choice] <= 3 else 1.0)
         scatter *= self._random.uniform(2, 10) if self._random.random() < self.outliers else 1.0
         begun = self.clock
         self.clock += took * scatter * longer

@@ -153,9 +153,6 @@ def observed(
 ) -> tuple[dict[str, Any] | None, Counter[str]]:
     """A measurement of a round; of `auto` also how often it took which choice, where the server counts its steps.
 
-    Every server is asked what it counted, before and behind each measurement: what that does to caches and to its
-    interpreter is to meet all arms.
-
     One without a whole step is made again, once and if there is time: where the host stalls, the time can be over
     before all requests run. One whose steps had another budget is none: an engine whose memory held no graph of the
     arm's for so many requests takes what it was configured with, and says nothing.
@@ -181,7 +178,10 @@ def observed(
 def measured(
     run: Run, started: Started, arm: Arm, *, size: int, prompts: int, share: float
 ) -> tuple[dict[str, Any] | None, Counter[str]]:
-    """A measurement, and the steps that its engine took meanwhile by what they were drafted with."""
+    """A measurement, and the steps that its engine took meanwhile by what they were drafted with.
+
+    Engines that count none are asked as well: what that does to caches and to the interpreter is to meet all arms.
+    """
     engine = started.engines[arm.engine]
     before = Counter(engine.ask({"info": True}, 20).get("ddtree_steps") or {})
     found = run.measure(started, arm, size, prompts, share)

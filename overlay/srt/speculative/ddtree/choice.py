@@ -145,10 +145,9 @@ class Chooser:
         if any(best[known] != self._best[known] for known in running):
             self._quiet_period = PERIOD
         elif self.period == PERIOD and running and all(self._is_quiet(known, before) for known in running):
-            longest = min(map(self._longest, running))
-            self.period = self._quiet_period = min(2 * self._quiet_period, longest)
-        if self.period > PERIOD:  # no change of the batch cuts a shorter one
             self.lasts = {known: self._longest(known) for known in self.times.buckets}
+            longest = min(self.lasts[known] for known in running)
+            self.period = self._quiet_period = min(2 * self._quiet_period, longest)
         self._active.clear()
 
     def best(self, bucket: int) -> Choice:
